@@ -1,0 +1,67 @@
+# Everything the README names. `make` alone lists the targets.
+#
+#   make env GPU=1              the environment for GPUs (remembered; GPU=0 goes back)
+#   make env PYTHON=/opt/py     a Python that is not on the PATH
+#   make plan CONFIG=my.yaml    another configuration than config/config.yaml
+#   make test PYTEST_ARGS="-k shards -x"
+
+CONFIG ?=
+PYTEST_ARGS ?=
+SNAKEMAKE_ARGS ?=
+LOCKS ?=
+PYTHON ?=
+
+export PYTHON
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export DO_NOT_TRACK := 1
+export VLLM_NO_USAGE_STATS := 1
+export PYTHONUNBUFFERED := 1
+
+SHELL := bash
+# cpu or gpu: as asked for, else as .venv is, else cpu.
+KIND := $(if $(GPU),$(if $(filter 0 no,$(GPU)),cpu,gpu),$(or $(shell cat .venv/kind 2>/dev/null),cpu))
+ENV_READY := .venv/$(KIND).stamp
+DEV_READY := .venv/dev.stamp
+
+snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
+
+.PHONY: help env demo plan status test lint lock
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+env: $(ENV_READY) ## make .venv from the lock for this machine (GPU=1: for NVIDIA GPUs)
+	@:
+
+demo: $(ENV_READY) ## run the demo: prompts in, draft model and report out
+	@scripts/run_workflow.sh $(snakemake) --cores all
+	@.venv/bin/python scripts/show_summary.py results/demo
+
+plan: $(ENV_READY) ## say what would run and why, and run nothing
+	@$(snakemake) --dry-run
+
+status: ## say which results are there and which are to be made
+	@test -x .venv/bin/snakemake || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
+	@$(snakemake) --quiet --summary | cut -f 1,2,5,6 | column -t -s $$'\t'
+
+test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
+	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/snakefmt --check Snakefile rules
+	$(snakemake) --lint
+
+# Resolves under the Python each lock is for; takes minutes. LOCKS="cpu dev" for some.
+PYTHON311 ?= python3.11
+PYTHON312 ?= python3.12
+lock: ## resolve envs/dependencies.toml anew and write the locks
+	$(PYTHON311) envs/lock.py $(LOCKS) --python 3.11=$(PYTHON311) --python 3.12=$(PYTHON312)
+
+$(ENV_READY): envs/$(KIND).lock
+	@envs/install.sh $(KIND)
+
+$(DEV_READY): $(ENV_READY) envs/dev.lock
+	@envs/install.sh $(KIND) dev
