@@ -1,0 +1,72 @@
+rule measure_acceptance:
+    input:
+        CHECKED,
+        drafter=f"{RUN}/drafters/{{name}}/model",
+        verifier=FINGERPRINT,
+        heldout=f"{RUN}/prompts/heldout.jsonl.zst",
+        prompt_sets=list(CONFIG.evaluation.prompt_sets.values()),
+    output:
+        f"{RUN}/evaluation/{{name}}/acceptance.json",
+    params:
+        prompt_sets=[
+            part
+            for name, path in CONFIG.evaluation.prompt_sets.items()
+            for part in ("--prompt-set", f"{name}={path}")
+        ],
+        num_speculative_tokens=CONFIG.evaluation.num_speculative_tokens,
+        max_prompts=CONFIG.evaluation.max_prompts,
+        max_tokens=CONFIG.evaluation.max_tokens,
+        max_length=CONFIG.samples.max_length,
+        engine=ENGINE,
+        trust=trust(),
+        progress=progress_of("measure_acceptance", "{name}"),
+    threads: ALL_CORES
+    resources:
+        engine=1,
+    log:
+        log_of("measure_acceptance", "{name}"),
+    benchmark:
+        benchmark_of("measure_acceptance", "{name}")
+    conda:
+        ENVIRONMENT
+    shell:
+        "python {SCRIPTS}/measure_acceptance.py --drafter {input.drafter}"
+        " --verifier {input.verifier} --heldout {input.heldout} {params.prompt_sets:q}"
+        " --store {STORE} --num-speculative-tokens {params.num_speculative_tokens}"
+        " --max-prompts {params.max_prompts} --max-tokens {params.max_tokens}"
+        " --max-length {params.max_length} --engine {params.engine:q} {params.trust}"
+        " --progress-log {params.progress} --output {output} > {log} 2>&1"
+
+
+rule measure_speed:
+    input:
+        CHECKED,
+        drafter=f"{RUN}/drafters/{{name}}/model",
+        verifier=FINGERPRINT,
+        heldout=f"{RUN}/prompts/heldout.jsonl.zst",
+    output:
+        f"{RUN}/evaluation/{{name}}/speed.json",
+    params:
+        num_speculative_tokens=CONFIG.evaluation.num_speculative_tokens,
+        prompts=CONFIG.evaluation.speed_prompts,
+        max_tokens=CONFIG.evaluation.max_tokens,
+        max_length=CONFIG.samples.max_length,
+        concurrencies=CONFIG.evaluation.concurrencies,
+        engine=ENGINE,
+        trust=trust(),
+    threads: ALL_CORES
+    resources:
+        engine=1,
+    log:
+        log_of("measure_speed", "{name}"),
+    benchmark:
+        benchmark_of("measure_speed", "{name}")
+    conda:
+        ENVIRONMENT
+    shell:
+        "python {SCRIPTS}/measure_speed.py --drafter {input.drafter} --verifier {input.verifier}"
+        " --heldout {input.heldout} --store {STORE}"
+        " --num-speculative-tokens {params.num_speculative_tokens} --prompts {params.prompts}"
+        " --max-tokens {params.max_tokens} --max-length {params.max_length}"
+        " --concurrency {params.concurrencies} --engine {params.engine:q} {params.trust}"
+        " --output {output} > {log} 2>&1"

@@ -1,0 +1,50 @@
+import glob
+
+from aerie.config import Corpus
+
+
+def source_files(source):
+    """Files that Snakemake can watch; a dataset by id has none."""
+    if source.path.startswith("hf:"):
+        return []
+    return sorted(glob.glob(source.path)) or [source.path]
+
+
+def corpus_options():
+    """The corpus section's leaves as arguments, those that differ from their default."""
+    options = []
+    for name, value in CONFIG.corpus:
+        if name in ("sources", "roles", "decontaminate") or value == Corpus.model_fields[name].default:
+            continue
+        options += [f"--{name.replace('_', '-')}", "null" if value is None else str(value)]
+    for name, role in CONFIG.corpus.roles.items():
+        options += ["--role", f"{name}={role}"]
+    for source in CONFIG.corpus.sources:
+        options += ["--source", json.dumps(source.model_dump(exclude_defaults=True))]
+    if CONFIG.corpus.decontaminate:
+        for path in CONFIG.evaluation.prompt_sets.values():
+            options += ["--decontaminate", path]
+    return options
+
+
+rule collect_prompts:
+    input:
+        [f for source in CONFIG.corpus.sources for f in source_files(source)],
+        list(CONFIG.evaluation.prompt_sets.values()) if CONFIG.corpus.decontaminate else [],
+    output:
+        train=f"{RUN}/prompts/train.jsonl.zst",
+        heldout=f"{RUN}/prompts/heldout.jsonl.zst",
+        report=f"{RUN}/prompts/report.json",
+    params:
+        mode=CONFIG.generation.mode,
+        options=corpus_options(),
+        folder=f"{RUN}/prompts",
+    log:
+        log_of("collect_prompts"),
+    benchmark:
+        benchmark_of("collect_prompts")
+    conda:
+        ENVIRONMENT
+    shell:
+        "python {SCRIPTS}/collect_prompts.py --mode {params.mode} {params.options:q}"
+        " --output {params.folder} > {log} 2>&1"

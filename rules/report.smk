@@ -1,0 +1,36 @@
+rule render_report:
+    input:
+        verifier=FINGERPRINT,
+        prompts=f"{RUN}/prompts/report.json",
+        responses=list(GENERATED.values()),
+        samples=f"{RUN}/samples/report.json",
+        coverage=[
+            f"{RUN}/vocabulary/{size}/coverage.json"
+            for size in sorted({d.vocabulary for d in CONFIG.drafters.values()} - {"full"})
+        ],
+        lanes=expand(
+            f"{RUN}/hidden_states/lane-{{lane}}.json", lane=range(CONFIG.hidden_states.lanes)
+        ),
+        metrics=expand(f"{RUN}/drafters/{{name}}/metrics.jsonl", name=CONFIG.drafters),
+        acceptance=expand(f"{RUN}/evaluation/{{name}}/acceptance.json", name=CONFIG.drafters),
+        speed=expand(f"{RUN}/evaluation/{{name}}/speed.json", name=CONFIG.drafters),
+    output:
+        report(
+            f"{RUN}/report.html",
+            caption="../report/report.rst",
+            category="Report",
+            labels={"run": CONFIG.run},
+        ),
+    params:
+        run=RUN,
+        drafters=list(CONFIG.drafters),
+        config=as_json(CONFIG),
+    log:
+        log_of("render_report"),
+    benchmark:
+        benchmark_of("render_report")
+    conda:
+        ENVIRONMENT
+    shell:
+        "python {SCRIPTS}/render_report.py --run {params.run} --drafters {params.drafters}"
+        " --config {params.config:q} --output {output} > {log} 2>&1"

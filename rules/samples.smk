@@ -1,0 +1,37 @@
+GENERATED = (
+    {"responses": f"{RUN}/responses/manifest.json"} if CONFIG.generation.mode == "generate" else {}
+)
+
+
+rule tokenize_samples:
+    input:
+        train=f"{RUN}/prompts/train.jsonl.zst",
+        heldout=f"{RUN}/prompts/heldout.jsonl.zst",
+        verifier=FINGERPRINT,
+        **GENERATED,
+    output:
+        samples=f"{RUN}/samples/samples.parquet",
+        shards=f"{RUN}/samples/shards.json",
+        report=f"{RUN}/samples/report.json",
+    params:
+        responses=" ".join(f"--responses {path}" for path in GENERATED.values()),
+        max_length=CONFIG.samples.max_length,
+        min_supervised_tokens=CONFIG.samples.min_supervised_tokens,
+        min_kept_share=CONFIG.samples.min_kept_share,
+        samples_per_shard=CONFIG.hidden_states.samples_per_shard,
+        trust=trust(),
+    log:
+        log_of("tokenize_samples"),
+    benchmark:
+        benchmark_of("tokenize_samples")
+    conda:
+        ENVIRONMENT
+    shell:
+        "python {SCRIPTS}/tokenize_samples.py --train {input.train} --heldout {input.heldout}"
+        " --verifier {input.verifier} {params.responses} --store {STORE}"
+        " --max-length {params.max_length}"
+        " --min-supervised-tokens {params.min_supervised_tokens}"
+        " --min-kept-share {params.min_kept_share}"
+        " --samples-per-shard {params.samples_per_shard} {params.trust}"
+        " --samples {output.samples} --shards {output.shards} --report {output.report}"
+        " > {log} 2>&1"

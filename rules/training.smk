@@ -1,0 +1,51 @@
+def drafter_of(wildcards):
+    return CONFIG.drafters[wildcards.name]
+
+
+def maps_of(wildcards):
+    size = drafter_of(wildcards).vocabulary
+    if size == "full" or drafter_of(wildcards).from_checkpoint:
+        return []
+    return [f"{RUN}/vocabulary/{size}/{part}.npy" for part in ("t2d", "d2t")]
+
+
+def launcher_of(wildcards):
+    gpus = drafter_of(wildcards).gpus
+    return f"torchrun --standalone --nproc-per-node {gpus}" if gpus > 1 else "python"
+
+
+rule train_drafter:
+    input:
+        CHECKED,
+        samples=f"{RUN}/samples/samples.parquet",
+        lanes=expand(
+            f"{RUN}/hidden_states/lane-{{lane}}.json", lane=range(CONFIG.hidden_states.lanes)
+        ),
+        maps=maps_of,
+        verifier=FINGERPRINT,
+    output:
+        model=directory(f"{RUN}/drafters/{{name}}/model"),
+        metrics=f"{RUN}/drafters/{{name}}/metrics.jsonl",
+    params:
+        settings=lambda wildcards: as_json(drafter_of(wildcards)),
+        vocabulary=lambda wildcards, input: (
+            f"--vocabulary {os.path.dirname(input.maps[0])}" if input.maps else ""
+        ),
+        launcher=launcher_of,
+        trust=trust(),
+        progress=progress_of("train_drafter", "{name}"),
+    threads: ALL_CORES
+    resources:
+        engine=1,
+    log:
+        log_of("train_drafter", "{name}"),
+    benchmark:
+        benchmark_of("train_drafter", "{name}")
+    conda:
+        ENVIRONMENT
+    shell:
+        "{params.launcher} {SCRIPTS}/train_drafter.py --samples {input.samples}"
+        " --lanes {input.lanes} {params.vocabulary} --verifier {input.verifier}"
+        " --store {STORE} --settings {params.settings:q} {params.trust}"
+        " --progress-log {params.progress} --model {output.model} --metrics {output.metrics}"
+        " > {log} 2>&1"

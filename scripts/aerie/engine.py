@@ -1,0 +1,261 @@
+"""vLLM's engine, owned by the job that uses it: start it, feed it, read what it captured."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie.files import InputError
+
+SCRIPTS = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Request:
+    """One prompt for the engine: token ids in, at most `max_tokens` tokens out."""
+
+    key: str
+    prompt: list[int]
+    max_tokens: int
+
+
+@dataclass
+class Answer:
+    """What the engine gave for a request.
+
+    `tokens`: generated ids, as generated. `finish`: vLLM's reason, `stop` or `length`.
+    `states`: file of the captured states, None when nothing is captured.
+    """
+
+    key: str
+    prompt: list[int]
+    tokens: list[int]
+    finish: str
+    states: Path | None
+
+
+class Engine:
+    """A vLLM engine in a process of its own, fed with token ids.
+
+    `settings`: the keys of the configuration's `engine` section. `capture_ids`: save the states
+    of these layers (sorted; the last id may be the number of layers) for every request.
+    `drafter`: folder of a drafter that speculates `num_speculative_tokens` tokens a step.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        settings: dict[str, Any],
+        *,
+        max_model_len: int,
+        trust_remote_code: bool = False,
+        seed: int = 0,
+        capture_ids: list[int] | None = None,
+        drafter: Path | None = None,
+        num_speculative_tokens: int = 0,
+        count: bool = False,
+    ):
+        _prepare_environment(settings)
+        from vllm import LLM
+
+        self.in_process = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        self.max_num_seqs = settings["max_num_seqs"]
+        self.max_model_len = max_model_len
+        self.staging: Path | None = None
+        options: dict[str, Any] = {}
+        if capture_ids is not None:
+            self.staging = _staging_folder()
+            options["speculative_config"] = {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {
+                    "hf_config": {"eagle_aux_hidden_state_layer_ids": list(capture_ids)}
+                },
+            }
+            options["kv_transfer_config"] = {
+                "kv_connector": "HiddenStatesConnector",
+                "kv_connector_module_path": "aerie.connector",
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {
+                    "shared_storage_path": str(self.staging),
+                    "use_synchronization_lock": False,
+                },
+            }
+        if drafter is not None:
+            options["speculative_config"] = {
+                "method": "eagle3",
+                "model": str(drafter),
+                "num_speculative_tokens": num_speculative_tokens,
+            }
+        self.llm = LLM(
+            model=str(model),
+            dtype=_dtype(settings["dtype"]),
+            max_model_len=max_model_len,
+            max_num_seqs=settings["max_num_seqs"],
+            max_num_batched_tokens=max(settings["max_num_batched_tokens"], max_model_len),
+            enforce_eager=settings["enforce_eager"],
+            tensor_parallel_size=settings["tensor_parallel_size"],
+            gpu_memory_utilization=settings["gpu_memory_utilization"],
+            trust_remote_code=trust_remote_code,
+            seed=seed,
+            # With the cache on, captured states can be shorter than the tokens (vllm#44485),
+            # and a repeated prompt would make the second of two timed runs look faster.
+            enable_prefix_caching=False,
+            disable_log_stats=not count,
+            distributed_executor_backend="uni" if self.in_process else None,
+            **options,
+        )
+
+    def run(
+        self,
+        requests: Iterator[Request | None],
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: Callable[[str], int] | None = None,
+        concurrency: int | None = None,
+    ) -> Iterator[Answer]:
+        """Answer requests in the order in which they finish.
+
+        `requests` is drawn from lazily, `concurrency` at a time (default: twice what the engine
+        computes at once), so a caller may add to its source while it consumes the answers: one
+        that gives None is asked again later, until nothing is in flight. `seed` gives the seed of
+        a request by its key.
+        """
+        from vllm import SamplingParams, TokensPrompt
+
+        engine = self.llm.llm_engine
+        extra = (
+            {"kv_transfer_params": {"include_output_tokens": True}} if self.staging else None
+        )
+        room = concurrency or 2 * self.max_num_seqs
+        flying: dict[str, Request] = {}
+        unwritten: list[Answer] = []
+        while True:
+            while len(flying) < room and (request := next(requests, None)) is not None:
+                flying[request.key] = request
+                engine.add_request(
+                    request.key,
+                    TokensPrompt(prompt_token_ids=request.prompt),
+                    SamplingParams(
+                        temperature=temperature,
+                        top_p=top_p,
+                        seed=seed(request.key) if seed and temperature > 0 else None,
+                        max_tokens=request.max_tokens,
+                        detokenize=False,
+                        extra_args=extra,
+                    ),
+                )
+            if not flying and not unwritten:
+                return
+            if flying or self.in_process:
+                for output in engine.step():
+                    if output.finished:
+                        flying.pop(output.request_id)
+                        unwritten.append(_answer(output))
+            else:
+                time.sleep(0.002)
+            # The states of a finished request are written during the engine's next steps.
+            ready = [a for a in unwritten if a.states is None or _written(a.states)]
+            unwritten = [a for a in unwritten if a not in ready]
+            yield from ready
+
+    def counters(self) -> dict[str, Any]:
+        """vLLM's running counts: drafts, accepted tokens, accepted tokens per position."""
+        found: dict[str, Any] = {"num_drafts": 0, "num_accepted_tokens": 0, "per_position": []}
+        for metric in self.llm.get_metrics():
+            if metric.name == "vllm:spec_decode_num_drafts":
+                found["num_drafts"] = metric.value
+            elif metric.name == "vllm:spec_decode_num_accepted_tokens":
+                found["num_accepted_tokens"] = metric.value
+            elif metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
+                found["per_position"] = list(metric.values)
+        return found
+
+    def close(self) -> None:
+        """End the engine's processes and remove what was staged."""
+        with contextlib.suppress(Exception):
+            self.llm.llm_engine.engine_core.shutdown()
+        if self.staging is not None:
+            shutil.rmtree(self.staging, ignore_errors=True)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _answer(output: Any) -> Answer:
+    completion = output.outputs[0]
+    states = (output.kv_transfer_params or {}).get("hidden_states_path")
+    return Answer(
+        output.request_id,
+        list(output.prompt_token_ids),
+        list(completion.token_ids),
+        completion.finish_reason,
+        Path(states) if states else None,
+    )
+
+
+def _written(states: Path) -> bool:
+    failed = Path(f"{states}.error")
+    if failed.exists():
+        raise InputError(f"hidden states were not written: {failed.read_text()}")
+    return states.exists()
+
+
+def read_captured(path: Path) -> tuple[Any, Any]:
+    """States [tokens, ids, hidden] bf16 and token ids [tokens] int64 of one request.
+
+    The file is removed.
+    """
+    from safetensors.torch import load
+
+    tensors = load(path.read_bytes())
+    path.unlink()
+    return tensors["hidden_states"], tensors["token_ids"]
+
+
+def _dtype(wanted: str) -> str:
+    """`auto`: the checkpoint's own format, but float32 on a CPU that has no bf16 arithmetic.
+
+    Without AVX512 torch multiplies bf16 matrices in a scalar kernel: measured here, an engine
+    step took minutes instead of milliseconds.
+    """
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "auto"
+    return "float32"
+
+
+def _staging_folder() -> Path:
+    memory = Path("/dev/shm")
+    enough = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
+    return Path(tempfile.mkdtemp(prefix="aerie-states-", dir=memory if enough else None))
+
+
+def _prepare_environment(settings: dict[str, Any]) -> None:
+    """What vLLM reads from the environment, set before it is imported."""
+    import torch
+
+    if not torch.cuda.is_available():
+        # One process in place of three: each would import vLLM (25 s of CPU time), and the
+        # scheduler's would spin on a core that the model needs.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings["cpu_cache_gib"]))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The engine's worker is a spawned process and has to find aerie.connector.
+    paths = os.environ.get("PYTHONPATH", "")
+    if str(SCRIPTS) not in paths.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (str(SCRIPTS), paths) if p)

@@ -1,0 +1,112 @@
+"""Files that are whole or absent: temporary name, sync, rename; content hashes; JSON lines."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+
+class InputError(Exception):
+    """Something the user gave cannot be used; the message says what, where and what to do."""
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; sync and rename it to `path` when the block succeeds.
+
+    A reader sees the old file or the new one, never a part. The temporary name starts with a
+    dot and holds the process id, so two writers do not meet.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(
+        prefix=f".{path.name}.{os.getpid()}.", suffix=".tmp", dir=path.parent
+    )
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, text.encode() + b"\n")
+
+
+def read_json(path: Path | str) -> Any:
+    """Parsed JSON of `path`; an `InputError` names the file when it is absent or damaged."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: not readable as JSON ({error})") from error
+
+
+def write_json_lines(path: Path | str, rows: Iterable[Any]) -> int:
+    """Write rows as zstandard-compressed JSON lines; return their number."""
+    count = 0
+    with whole_file(path) as temporary, temporary.open("wb") as raw:
+        with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as packed:
+            for row in rows:
+                packed.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                count += 1
+        raw.flush()
+    return count
+
+
+def read_json_lines(path: Path | str) -> Iterator[Any]:
+    """Rows of a zstandard-compressed JSON lines file; `InputError` when it is damaged."""
+    try:
+        with (
+            Path(path).open("rb") as raw,
+            zstandard.ZstdDecompressor().stream_reader(raw) as stream,
+        ):
+            for line in io.TextIOWrapper(stream, encoding="utf-8"):
+                yield json.loads(line)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (zstandard.ZstdError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path}: damaged ({error}); delete it and run again, it is made anew"
+        ) from error
+
+
+def digest(*parts: Any, size: int = 16) -> str:
+    """Hash of JSON-like values as 2 x `size` hex digits (BLAKE2b); equal values, equal hash."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
+
+
+def digest_file(path: Path | str) -> str:
+    """BLAKE2b of a file's bytes, 32 hex digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

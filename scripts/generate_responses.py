@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Let the verifier answer the prompts; keep answers, and their hidden states, by content."""
+
+import time
+from pathlib import Path
+
+from aerie import cli
+from aerie.chat import ChatTemplate
+from aerie.files import read_json_lines, write_json
+from aerie.hidden_states import Convention, Store
+from aerie.progress import JobProgress
+from aerie.verifier import resolve_layer_ids
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--train", type=Path, required=True, help="train.jsonl.zst")
+    parser.add_argument("--heldout", type=Path, required=True, help="heldout.jsonl.zst")
+    parser.add_argument("--verifier", type=Path, required=True, help="fingerprint.json")
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--temperature", type=float, required=True)
+    parser.add_argument("--top-p", type=float, required=True)
+    parser.add_argument("--max-tokens", type=int, required=True, help="an answer")
+    parser.add_argument("--max-length", type=int, required=True, help="tokens a sample")
+    parser.add_argument("--min-supervised-tokens", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument(
+        "--capture",
+        type=cli.json_argument,
+        help="save hidden states too: JSON with layer_ids, samples_per_shard and format",
+    )
+    parser.add_argument("--output", type=Path, required=True, help="manifest.json")
+    cli.add_engine_arguments(parser)
+    args = parser.parse_args()
+
+    verifier = cli.read_fingerprint(args.verifier)
+    # vLLM is imported below here: what can be wrong above must not cost its 10 seconds.
+    from aerie import responses
+
+    splits = {
+        "train": list(read_json_lines(args.train)),
+        "heldout": list(read_json_lines(args.heldout)),
+    }
+    sampling = responses.Sampling(
+        args.temperature, args.top_p, args.max_tokens, args.max_length, args.seed
+    )
+    key = sampling.key(verifier["fingerprint"])
+    answers = responses.AnswerStore(args.store, key)
+    wanted = [r["id"] for records in splits.values() for r in records]
+    known = answers.load(set(wanted))
+    missing = len(wanted) - len(known)
+    start = time.monotonic()
+    captured = {"shards": 0, "tokens": 0, "failed": []}
+    load_seconds = 0.0
+    if missing:
+        model = Path(verifier["path"])
+        template = ChatTemplate.load(model, args.trust_remote_code)
+        capture, layer_ids = None, None
+        if args.capture:
+            layer_ids = resolve_layer_ids(args.capture["layer_ids"], verifier["num_layers"])
+            from aerie.hidden_states import Teacher
+
+            capture = responses.Capture(
+                Store(
+                    args.store,
+                    Convention(
+                        verifier["fingerprint"],
+                        tuple(layer_ids),
+                        verifier["hidden_size"],
+                        args.capture["format"],
+                    ),
+                ),
+                Teacher(model),
+                splits,
+                args.capture["samples_per_shard"],
+                {
+                    "max_length": args.max_length,
+                    "min_supervised_tokens": args.min_supervised_tokens,
+                },
+                greedy=args.temperature == 0,
+            )
+        with (
+            JobProgress("generate_responses", missing, "records", args.progress_log) as progress,
+            responses.Engine(
+                model,
+                args.engine,
+                max_model_len=args.max_length,
+                trust_remote_code=args.trust_remote_code,
+                seed=args.seed,
+                capture_ids=layer_ids,
+            ) as engine,
+        ):
+            load_seconds = time.monotonic() - start
+            responses.generate(
+                engine,
+                splits,
+                template,
+                sampling,
+                answers,
+                known,
+                capture,
+                lambda done, tokens: progress.update(done, f"{tokens} tokens", tokens=tokens),
+            )
+        if capture:
+            captured = {
+                "shards": capture.shards,
+                "tokens": capture.tokens,
+                "failed": capture.failed,
+            }
+    write_json(
+        args.output,
+        {
+            "key": key,
+            "verifier": verifier["fingerprint"],
+            "sampling": vars(sampling),
+            **responses.describe(known, wanted),
+            "reused": len(wanted) - missing,
+            "generated": missing,
+            "captured": captured,
+            "load_seconds": round(load_seconds, 1),
+            "seconds": round(time.monotonic() - start, 1),
+        },
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

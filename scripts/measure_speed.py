@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Time the verifier without and with the drafter: same prompts, same engine settings, one job."""
+
+import platform
+from pathlib import Path
+
+from aerie import cli
+from aerie.chat import ChatTemplate
+from aerie.evaluation import EVALUATION_VERSION, measure_speed
+from aerie.files import InputError, digest, digest_file, read_json, write_json
+from aerie.machine import describe_machine
+from aerie.prompt_sets import encode_prompts, read_heldout
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--drafter", type=Path, required=True, help="folder of the draft model")
+    parser.add_argument("--verifier", type=Path, required=True, help="fingerprint.json")
+    parser.add_argument("--heldout", type=Path, required=True, help="heldout.jsonl.zst")
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--num-speculative-tokens", type=int, required=True, help="K")
+    parser.add_argument("--prompts", type=int, required=True, help="how many")
+    parser.add_argument("--max-tokens", type=int, required=True, help="an answer")
+    parser.add_argument("--max-length", type=int, required=True, help="prompt and answer, tokens")
+    parser.add_argument("--concurrency", type=int, required=True, nargs="+")
+    parser.add_argument("--output", type=Path, required=True, help="speed.json")
+    cli.add_engine_arguments(parser)
+    args = parser.parse_args()
+
+    verifier = cli.read_fingerprint(args.verifier)
+    template = ChatTemplate.load(Path(verifier["path"]), args.trust_remote_code)
+    room = args.max_length - args.max_tokens - args.num_speculative_tokens
+    prompts = encode_prompts(read_heldout(args.heldout), template, args.prompts, room)
+    if not prompts:
+        raise InputError(
+            f"{args.heldout}: no prompt leaves room for an answer of {args.max_tokens} tokens "
+            f"within {args.max_length}"
+        )
+    settings = {
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "prompts": len(prompts),
+        "max_tokens": args.max_tokens,
+        "max_length": args.max_length,
+        "concurrency": args.concurrency,
+        "temperature": 0.0,
+        "engine": args.engine,
+    }
+    weights = [digest_file(args.drafter / f) for f in ("config.json", "model.safetensors")]
+    key = digest(
+        EVALUATION_VERSION, platform.node(), verifier["fingerprint"], weights, settings, prompts
+    )
+    kept = args.store / "speed" / f"{key}.json"
+    if not kept.is_file():
+        common = {
+            "model": Path(verifier["path"]),
+            "settings": args.engine,
+            "max_model_len": args.max_length,
+            "trust_remote_code": args.trust_remote_code,
+        }
+        found = measure_speed(
+            common,
+            args.drafter,
+            args.num_speculative_tokens,
+            prompts,
+            args.max_tokens,
+            args.concurrency,
+        )
+        write_json(kept, {**found, "settings": settings, "machine": describe_machine()})
+    write_json(args.output, read_json(kept))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Make token rows with loss masks of the conversations, and cut them into shards."""
+
+from pathlib import Path
+
+from aerie import cli, samples
+from aerie.chat import ChatTemplate
+from aerie.files import InputError, read_json, read_json_lines, write_json
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--train", type=Path, required=True, help="train.jsonl.zst")
+    parser.add_argument("--heldout", type=Path, required=True, help="heldout.jsonl.zst")
+    parser.add_argument("--verifier", type=Path, required=True, help="fingerprint.json")
+    parser.add_argument("--responses", type=Path, help="manifest.json; absent: keep own answers")
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--max-length", type=int, required=True, help="tokens a sample")
+    parser.add_argument("--min-supervised-tokens", type=int, required=True)
+    parser.add_argument("--min-kept-share", type=float, required=True)
+    parser.add_argument("--samples-per-shard", type=int, required=True)
+    parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--samples", type=Path, required=True, help="samples.parquet, written")
+    parser.add_argument("--shards", type=Path, required=True, help="shards.json, written")
+    parser.add_argument("--report", type=Path, required=True, help="report.json, written")
+    args = parser.parse_args()
+
+    verifier = cli.read_fingerprint(args.verifier)
+    limits = {
+        "max_length": args.max_length,
+        "min_supervised_tokens": args.min_supervised_tokens,
+    }
+    splits = {
+        "train": list(read_json_lines(args.train)),
+        "heldout": list(read_json_lines(args.heldout)),
+    }
+    if args.responses:
+        from aerie.responses import AnswerStore
+
+        answers = AnswerStore(args.store, read_json(args.responses)["key"]).load()
+
+        def make_rows(record, split):
+            if record["id"] not in answers:
+                raise InputError(
+                    f"{args.responses}: the answer to record {record['id']} is gone from the "
+                    f"store; delete that file and run again, it is generated anew"
+                )
+            return samples.rows_of_answer(record, split, answers[record["id"]], limits)
+    else:
+        template = ChatTemplate.load(Path(verifier["path"]), args.trust_remote_code)
+
+        def make_rows(record, split):
+            return samples.rows_of_conversation(record, split, template, limits)
+
+    counts, rows, shards = samples.Counts(), [], []
+    for split, records in splits.items():
+        for group in samples.group_by_shard(records, args.samples_per_shard):
+            of_group = []
+            for position in group:
+                record = records[position]
+                counts.records += 1
+                try:
+                    of_group += make_rows(record, split)
+                    counts.kept += 1
+                except samples.Dropped as reason:
+                    counts.drop(record["id"], str(reason))
+            if of_group:
+                shards.append(samples.describe_shard(split, of_group))
+                rows += of_group
+    report = {
+        **counts.report(),
+        **{
+            split: samples.summarize([r for r in rows if r.split == split]) for split in splits
+        },
+        "shards": len(shards),
+    }
+    if counts.kept < args.min_kept_share * counts.records or not rows:
+        raise InputError(
+            f"of {counts.records} records only {counts.kept} became samples, under "
+            f"samples.min_kept_share = {args.min_kept_share}; dropped: {dict(counts.dropped)}"
+        )
+    samples.write_samples(args.samples, rows)
+    write_json(args.shards, {"shards": shards})
+    write_json(args.report, report)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Train one drafter on the extracted hidden states; go on from its last checkpoint."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from aerie import cli
+from aerie.files import digest, digest_file, read_json, sync_folder, write_bytes, write_json
+from aerie.progress import JobProgress
+from aerie.samples import read_samples
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--samples", type=Path, required=True, help="samples.parquet")
+    parser.add_argument("--lanes", type=Path, required=True, nargs="+", help="lanes' manifests")
+    parser.add_argument("--vocabulary", type=Path, help="folder of t2d and d2t; absent: full")
+    parser.add_argument("--verifier", type=Path, required=True, help="fingerprint.json")
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--settings", type=cli.json_argument, required=True, help="the drafter")
+    parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--progress-log", type=Path, help="file for progress as JSON lines")
+    parser.add_argument("--model", type=Path, required=True, help="folder, written")
+    parser.add_argument("--metrics", type=Path, required=True, help="metrics.jsonl, written")
+    args = parser.parse_args()
+
+    verifier = cli.read_fingerprint(args.verifier)
+    lanes = [read_json(path) for path in args.lanes]
+    rows = read_samples(args.samples)
+    folder = args.store / "drafters" / _key(args, verifier, lanes)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "done.json").is_file():
+        _train(args, verifier, lanes, rows, folder)
+    if os.environ.get("RANK", "0") == "0":
+        copy_folder(folder / "model", args.model)
+        write_bytes(args.metrics, (folder / "metrics.jsonl").read_bytes())
+
+
+def _key(args, verifier, lanes) -> str:
+    """Hash of everything that determines the drafter."""
+    from aerie.training import TRAINING_VERSION
+
+    relevant = {k: v for k, v in args.settings.items() if k not in ("gpus", "loader_workers")}
+    maps = args.vocabulary and [
+        digest_file(args.vocabulary / f"{n}.npy") for n in ("t2d", "d2t")
+    ]
+    shards = sorted((s["split"], s["id"], s["samples"]) for x in lanes for s in x["shards"])
+    return digest(
+        TRAINING_VERSION,
+        verifier["fingerprint"],
+        lanes[0]["convention"]["key"],
+        digest_file(args.samples),
+        shards,
+        maps,
+        relevant,
+    )
+
+
+def _train(args, verifier, lanes, rows, folder: Path) -> None:
+    from aerie.training import place_samples, read_metrics, run_training
+
+    maps = None
+    if args.vocabulary:
+        maps = tuple(np.load(args.vocabulary / f"{n}.npy") for n in ("t2d", "d2t"))
+    bar: list[JobProgress] = []
+
+    def on_step(line, total):
+        if not bar:
+            bar.append(JobProgress("train_drafter", total, "steps", args.progress_log))
+        if not line.get("validation"):
+            note = f"loss {line['loss']:.3f}"
+            bar[0].update(line["step"] + 1, note, loss=line["loss"], accuracy=line["accuracy"])
+
+    run_training(
+        settings=args.settings,
+        verifier=Path(verifier["path"]),
+        layer_ids=lanes[0]["convention"]["layer_ids"][:-1],
+        maps=maps,
+        samples=place_samples(rows, lanes, args.store),
+        folder=folder,
+        on_step=on_step,
+        trust_remote_code=args.trust_remote_code,
+    )
+    if bar:
+        bar[0].close()
+    if os.environ.get("RANK", "0") == "0":
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        last = [x for x in read_metrics(folder / "metrics.jsonl") if x.get("validation")][-1]
+        write_json(folder / "done.json", {"settings": args.settings, "validation": last})
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder so that `target` is whole or absent."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".copy-", dir=target.parent))
+    shutil.copytree(source, temporary, dirs_exist_ok=True)
+    temporary.chmod(0o755)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(temporary, target)
+    sync_folder(target.parent)
+
+
+if __name__ == "__main__":
+    cli.run(main)
