@@ -25,7 +25,7 @@ DEV_READY := .venv/dev.stamp
 
 snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
 
-.PHONY: help env demo plan status test lint lock
+.PHONY: help env demo inspect plan status test lint lock
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -44,6 +44,10 @@ plan: $(ENV_READY) ## say what would run and why, and run nothing
 status: ## say which results are there and which are to be made
 	@test -x .venv/bin/snakemake || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
 	@$(snakemake) --quiet --summary | cut -f 1,2,5,6 | column -t -s $$'\t'
+
+inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder)
+	@.venv/bin/python scripts/inspect_samples.py --records $(or $(RECORDS),results/demo/prompts/train.jsonl.zst) \
+		--verifier $(or $(VERIFIER),$(firstword $(wildcard results/store/verifiers/*)))
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)

@@ -1,13 +1,15 @@
-import glob
-
 from aerie.config import Corpus
+from aerie.reading import expand as expand_source
 
 
 def source_files(source):
     """Files that Snakemake can watch; a dataset by id has none."""
     if source.path.startswith("hf:"):
         return []
-    return sorted(glob.glob(source.path)) or [source.path]
+    try:
+        return [str(path) for path in expand_source(source.path)[0]]
+    except InputError as error:
+        raise WorkflowError(str(error)) from None
 
 
 def corpus_options():
@@ -39,6 +41,7 @@ rule collect_prompts:
         mode=CONFIG.generation.mode,
         options=corpus_options(),
         folder=f"{RUN}/prompts",
+        progress=progress_of("collect_prompts"),
     log:
         log_of("collect_prompts"),
     benchmark:
@@ -47,4 +50,4 @@ rule collect_prompts:
         ENVIRONMENT
     shell:
         "python {SCRIPTS}/collect_prompts.py --mode {params.mode} {params.options:q}"
-        " --output {params.folder} > {log} 2>&1"
+        " --progress-log {params.progress} --output {params.folder} > {log} 2>&1"

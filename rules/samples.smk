@@ -18,6 +18,8 @@ rule tokenize_samples:
         max_length=CONFIG.samples.max_length,
         min_supervised_tokens=CONFIG.samples.min_supervised_tokens,
         min_kept_share=CONFIG.samples.min_kept_share,
+        max_lost_share=CONFIG.samples.max_lost_share,
+        no_reasoning=flag("--no-reasoning", not CONFIG.samples.supervise_reasoning),
         samples_per_shard=CONFIG.hidden_states.samples_per_shard,
         trust=trust(),
     log:
@@ -32,6 +34,7 @@ rule tokenize_samples:
         " --max-length {params.max_length}"
         " --min-supervised-tokens {params.min_supervised_tokens}"
         " --min-kept-share {params.min_kept_share}"
+        " --max-lost-share {params.max_lost_share} {params.no_reasoning}"
         " --samples-per-shard {params.samples_per_shard} {params.trust}"
         " --samples {output.samples} --shards {output.shards} --report {output.report}"
         " > {log} 2>&1"

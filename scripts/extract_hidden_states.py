@@ -34,9 +34,7 @@ def main() -> None:
     layer_ids = resolve_layer_ids(args.layer_ids, verifier["num_layers"])
     store = Store(
         args.store,
-        Convention(
-            verifier["fingerprint"], tuple(layer_ids), verifier["hidden_size"], args.format
-        ),
+        Convention(verifier["fingerprint"], tuple(layer_ids), verifier["hidden_size"], args.format),
     )
     shards = share(read_json(args.shards)["shards"], args.lane, args.lanes)
     work = LaneWork(store, read_samples(args.samples), shards)

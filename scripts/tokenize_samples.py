@@ -18,6 +18,8 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, required=True, help="tokens a sample")
     parser.add_argument("--min-supervised-tokens", type=int, required=True)
     parser.add_argument("--min-kept-share", type=float, required=True)
+    parser.add_argument("--max-lost-share", type=float, required=True)
+    parser.add_argument("--no-reasoning", action="store_true", help="do not train on reasoning")
     parser.add_argument("--samples-per-shard", type=int, required=True)
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--samples", type=Path, required=True, help="samples.parquet, written")
@@ -34,6 +36,7 @@ def main() -> None:
         "train": list(read_json_lines(args.train)),
         "heldout": list(read_json_lines(args.heldout)),
     }
+    template = ChatTemplate.load(Path(verifier["path"]), args.trust_remote_code)
     if args.responses:
         from aerie.responses import AnswerStore
 
@@ -47,10 +50,11 @@ def main() -> None:
                 )
             return samples.rows_of_answer(record, split, answers[record["id"]], limits)
     else:
-        template = ChatTemplate.load(Path(verifier["path"]), args.trust_remote_code)
 
         def make_rows(record, split):
-            return samples.rows_of_conversation(record, split, template, limits)
+            return samples.rows_of_conversation(
+                record, split, template, limits, not args.no_reasoning
+            )
 
     counts, rows, shards = samples.Counts(), [], []
     for split, records in splits.items():
@@ -59,6 +63,7 @@ def main() -> None:
             for position in group:
                 record = records[position]
                 counts.records += 1
+                counts.lose(record["id"], template.losses(record["messages"], record.get("tools")))
                 try:
                     of_group += make_rows(record, split)
                     counts.kept += 1
@@ -69,15 +74,19 @@ def main() -> None:
                 rows += of_group
     report = {
         **counts.report(),
-        **{
-            split: samples.summarize([r for r in rows if r.split == split]) for split in splits
-        },
+        **{split: samples.summarize([r for r in rows if r.split == split]) for split in splits},
         "shards": len(shards),
     }
     if counts.kept < args.min_kept_share * counts.records or not rows:
         raise InputError(
             f"of {counts.records} records only {counts.kept} became samples, under "
             f"samples.min_kept_share = {args.min_kept_share}; dropped: {dict(counts.dropped)}"
+        )
+    if counts.with_losses > args.max_lost_share * counts.records:
+        raise InputError(
+            f"the chat template loses something of {counts.with_losses} of {counts.records} "
+            f"records, more than samples.max_lost_share = {args.max_lost_share}: "
+            f"{dict(counts.lost)}; records: {counts.examples}"
         )
     samples.write_samples(args.samples, rows)
     write_json(args.shards, {"shards": shards})

@@ -45,9 +45,7 @@ def _key(args, verifier, lanes) -> str:
     from aerie.training import TRAINING_VERSION
 
     relevant = {k: v for k, v in args.settings.items() if k not in ("gpus", "loader_workers")}
-    maps = args.vocabulary and [
-        digest_file(args.vocabulary / f"{n}.npy") for n in ("t2d", "d2t")
-    ]
+    maps = args.vocabulary and [digest_file(args.vocabulary / f"{n}.npy") for n in ("t2d", "d2t")]
     shards = sorted((s["split"], s["id"], s["samples"]) for x in lanes for s in x["shards"])
     return digest(
         TRAINING_VERSION,

@@ -134,6 +134,11 @@ class Samples(Section):
     """Samples with fewer supervised tokens are dropped and counted."""
     min_kept_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The stage fails when a smaller share of the records is kept."""
+    supervise_reasoning: bool = True
+    """In `keep` mode, train on reasoning as well as on the answers."""
+    max_lost_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The stage fails when the chat template loses something (tool calls, reasoning, a system
+    turn) of a larger share of the records."""
 
 
 class HiddenStates(Section):
@@ -246,6 +251,20 @@ class Config(Section):
     drafters: Annotated[dict[Name, Drafter], Field(min_length=1)] = {"base": Drafter()}
     """Drafters by name."""
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_removes(cls, data: Any) -> Any:
+        """A configuration laid over another one removes an entry of a table with null."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        for name, table in (("drafters", data), ("prompt_sets", data.get("evaluation"))):
+            if isinstance(table, dict) and isinstance(table.get(name), dict):
+                gone = (None, "null", "~")
+                table = {**table, name: {k: v for k, v in table[name].items() if v not in gone}}
+                data = table if name == "drafters" else {**data, "evaluation": table}
+        return data
 
     @model_validator(mode="after")
     def _across(self) -> "Config":
@@ -368,7 +387,9 @@ def describe_config() -> str:
     def _plain(value: Any) -> str:
         if isinstance(value, dict | list):
             return "see `config.yaml`" if value else "none"
-        return "null" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+        if value is None:
+            return "null"
+        return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
     table("top level", Config)
     return "\n".join(parts).lstrip("\n") + "\n"

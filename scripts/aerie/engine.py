@@ -130,9 +130,7 @@ class Engine:
         from vllm import SamplingParams, TokensPrompt
 
         engine = self.llm.llm_engine
-        extra = (
-            {"kv_transfer_params": {"include_output_tokens": True}} if self.staging else None
-        )
+        extra = {"kv_transfer_params": {"include_output_tokens": True}} if self.staging else None
         room = concurrency or 2 * self.max_num_seqs
         flying: dict[str, Request] = {}
         unwritten: list[Answer] = []

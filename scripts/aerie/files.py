@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import tempfile
@@ -84,17 +83,19 @@ def write_json_lines(path: Path | str, rows: Iterable[Any]) -> int:
 
 
 def read_json_lines(path: Path | str) -> Iterator[Any]:
-    """Rows of a zstandard-compressed JSON lines file; `InputError` when it is damaged."""
+    """Rows of a zstandard-compressed JSON lines file; `InputError` when it is damaged or cut."""
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    rest = b""
     try:
-        with (
-            Path(path).open("rb") as raw,
-            zstandard.ZstdDecompressor().stream_reader(raw) as stream,
-        ):
-            for line in io.TextIOWrapper(stream, encoding="utf-8"):
-                yield json.loads(line)
+        with Path(path).open("rb") as raw:
+            while block := raw.read(1 << 20):
+                *lines, rest = (rest + unpacker.decompress(block)).split(b"\n")
+                yield from map(json.loads, lines)
+        if not unpacker.eof or rest:
+            raise ValueError("it is cut short")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (zstandard.ZstdError, ValueError, EOFError) as error:
+    except (zstandard.ZstdError, ValueError) as error:
         raise InputError(
             f"{path}: damaged ({error}); delete it and run again, it is made anew"
         ) from error

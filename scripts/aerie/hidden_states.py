@@ -238,8 +238,8 @@ class Store:
         path = self.path(shard)
         with whole_file(path) as temporary:
             save_file(tensors, temporary, metadata)
-            for number, sample in enumerate(samples):
-                with Shard(temporary) as written:
+            with Shard(temporary) as written:
+                for number in range(len(samples)):
                     written.read(number)
         return path
 

@@ -29,12 +29,7 @@ FIRST_LINE = 16 * 2**20
 CHUNK = 2**20
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".txt", ".csv", ".tsv", ".parquet")
 PACKED = (".gz", ".gzip", ".zst", ".zstd")
-NOT_RECORDS = {
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dataset_dict.json",
-    "state.json",
-}
+NOT_RECORDS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 FOREIGN = {
     b"BZh": "a bzip2 file",
     b"\xfd7zXZ": "an xz file",
@@ -168,7 +163,7 @@ class _Zstandard(io.RawIOBase):
                     raise EOFError("it ends within a zstandard frame")
                 return 0
             if self.frame is None:
-                self.frame = zstandard.ZstdDecompressor().decompressobj()
+                self.frame = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
             self.ready = memoryview(self.frame.decompress(packed))
             self.packed = b""
             if self.frame.eof:
@@ -257,7 +252,7 @@ def _kind(first: bytes, lines: _Lines, path: Path, column: str | None) -> str:
     """
     start = first[:1]
     if start == b"{":
-        if len(first) >= FIRST_LINE - 1:
+        if len(first) >= FIRST_LINE - 1 or _several(first):
             return "values"
         closed = first.endswith(b"}") and first.count(b"{") == first.count(b"}")
         return "lines" if closed or _parses(first) else "values"
@@ -275,15 +270,8 @@ def _kind(first: bytes, lines: _Lines, path: Path, column: str | None) -> str:
     return "table" if len(names) > 1 and names & TABLE_HEADS else "text"
 
 
-TABLE_HEADS = {
-    "prompt",
-    "instruction",
-    "question",
-    "query",
-    "messages",
-    "conversations",
-    "response",
-}
+TABLE_HEADS = {"prompt", "instruction", "question", "query", "response"}
+TABLE_HEADS |= {"messages", "conversations"}
 """Names that mark the first line of a text file as the head of a table."""
 
 
@@ -293,6 +281,16 @@ def _parses(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _several(line: bytes) -> bool:
+    """Whether the line is a JSON object with another one right after it."""
+    text = line.decode("utf-8", "surrogateescape")
+    try:
+        end = json.JSONDecoder().raw_decode(text)[1]
+    except (ValueError, RecursionError):
+        return False
+    return text[end:].lstrip().startswith("{")
 
 
 def _json_line(place: str, line: bytes) -> Record:

@@ -86,11 +86,15 @@ def rows_of_answer(
 
 
 def rows_of_conversation(
-    record: dict[str, Any], split: str, template: ChatTemplate, limits: dict[str, int]
+    record: dict[str, Any],
+    split: str,
+    template: ChatTemplate,
+    limits: dict[str, int],
+    supervise_reasoning: bool = True,
 ) -> list[Row]:
     """The sample of a conversation with its own answers (`generation.mode: keep`)."""
     try:
-        masked = template.mask(record["messages"], record.get("tools"))
+        masked = template.mask(record["messages"], record.get("tools"), supervise_reasoning)
     except Unverified as error:
         raise Dropped(f"loss mask not verified: {error}") from None
     end = limits["max_length"]
@@ -139,16 +143,28 @@ def read_samples(path: Path) -> dict[str, Row]:
 
 
 class Counts:
-    """Records in, samples kept, and why the rest was dropped, with three examples a reason."""
+    """Records in, samples kept, why the rest was dropped, and what the chat template lost of the
+    records, with three examples a reason."""
 
     def __init__(self) -> None:
         self.records = 0
         self.kept = 0
+        self.with_losses = 0
         self.dropped: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = {}
 
     def drop(self, record: str, reason: str) -> None:
         self.dropped[reason] += 1
+        self._show(record, reason)
+
+    def lose(self, record: str, parts: list[str]) -> None:
+        self.with_losses += bool(parts)
+        for part in parts:
+            self.lost[part] += 1
+            self._show(record, f"the template loses: {part}")
+
+    def _show(self, record: str, reason: str) -> None:
         examples = self.examples.setdefault(reason, [])
         if len(examples) < 3:
             examples.append(record)
@@ -158,6 +174,7 @@ class Counts:
             "records_in": self.records,
             "records_kept": self.kept,
             "dropped": dict(self.dropped.most_common()),
+            "lost_by_template": dict(self.lost.most_common()),
             "examples": self.examples,
         }
 

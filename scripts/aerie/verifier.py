@@ -80,7 +80,9 @@ def _import_gguf(gguf: Path, store: Path) -> Path:
         return folder.resolve()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".import-", dir=folder.parent))
     try:
@@ -118,9 +120,7 @@ def text_config(folder: Path, trust_remote_code: bool = False) -> Any:
     return config.get_text_config()
 
 
-def describe_verifier(
-    folder: Path, source: str, trust_remote_code: bool = False
-) -> dict[str, Any]:
+def describe_verifier(folder: Path, source: str, trust_remote_code: bool = False) -> dict[str, Any]:
     """Fingerprint of a checkpoint folder.
 
     Keys: `source`, `path`, `architecture`, `num_layers`, `hidden_size`, `vocab_size` (of the
@@ -145,7 +145,7 @@ def describe_verifier(
     }
     return {
         "source": source,
-        "path": str(folder),
+        "path": os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder),
         "architecture": (config.architectures or [type(config).__name__])[0],
         "num_layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Say in a few lines what came out of a run, where it lies, and how to serve it."""
+
+from pathlib import Path
+
+from aerie import cli
+from aerie.files import InputError
+from aerie.report import (
+    Drafter,
+    read_drafter,
+    read_object,
+    serve_command,
+    speed_words,
+    verifier_name,
+)
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("run", type=Path, help="folder of the run, such as results/demo")
+    args = parser.parse_args()
+    verifier = read_object(args.run / "verifier/fingerprint.json", "source", "path")
+    names = sorted(p.parent.name for p in args.run.glob("evaluation/*/speed.json"))
+    if not names:
+        raise InputError(f"{args.run}: no drafter was measured yet; run `make demo`")
+    drafters = [read_drafter(args.run, name) for name in names]
+    print(f"\n{args.run.name}: drafters for {verifier_name(verifier)}")
+    for drafter in drafters:
+        print(f"\n{drafter.name}")
+        for title, text in summary(drafter):
+            print(f"  {title:<22}{text}")
+    report = args.run / "report.html"
+    print(f"\nReport: {report if report.is_file() else 'not made yet'}")
+    print(f"Serve it:\n  {serve_command(verifier, drafters[0])}")
+
+
+def summary(drafter: Drafter) -> list[tuple[str, str]]:
+    """Lines about a drafter: title and text."""
+    acceptance, expectation = drafter.acceptance, drafter.expectation
+    prompts = acceptance["prompt_sets"].get("heldout", {}).get("prompts")
+    lines = [
+        (
+            "acceptance length",
+            f"{acceptance['acceptance_length']:.2f} tokens a verifier step"
+            + (f" on {prompts} held-out prompts" if prompts else "")
+            + f", {drafter.tokens_drafted} drafted at a time",
+        ),
+        ("accepted, by position", _shares(acceptance["acceptance_per_position"])),
+    ]
+    if expectation:
+        note = f"{expectation.expected:.2f} ({_shares(expectation.accuracy)})"
+        if expectation.positions < drafter.tokens_drafted:
+            note += f", on the first {expectation.positions} positions"
+        lines.append(("validation expected", note))
+    for speed in drafter.speeds:
+        lines.append(
+            (
+                f"concurrency {speed['concurrency']}",
+                f"{speed['without']:.1f} tokens/s without, {speed['with']:.1f} with: "
+                + speed_words(speed["ratio"]),
+            )
+        )
+    return [*lines, ("folder", str(drafter.model))]
+
+
+def _shares(values: list[float]) -> str:
+    return "  ".join(f"{v:.3f}" for v in values)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,152 @@
+"""Tiny verifiers, made in the test: real architectures, random weights, a trained tokenizer."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + "
+    "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+WORDS = (
+    "the sun rises over a quiet lake while children count apples and write short letters to "
+    "friends about trains, boats and the long road home; every answer has a reason and a plan"
+)
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def make_tokenizer(folder: Path) -> int:
+    """A byte-level BPE tokenizer of about 400 tokens with a ChatML template; returns its size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([WORDS] * 20, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    return len(fast)
+
+
+@pytest.fixture(scope="session")
+def tiny_verifier(tmp_path_factory) -> Path:
+    """A Llama of 6 layers and width 64 with random weights, tied embeddings, padded vocabulary."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("verifier") / "tiny-llama"
+    make_tokenizer(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=2,
+        pad_token_id=0,
+        # Wide enough apart that a greedy choice is not a near tie in bf16.
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    return folder
+
+
+TINY_ENGINE = {
+    "dtype": "auto",
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,
+    "enforce_eager": True,
+    "tensor_parallel_size": 1,
+    "gpu_memory_utilization": 0.5,
+    "cpu_cache_gib": 1,
+}
+
+
+def run_python(code: str, timeout: float = 300, **variables: str) -> str:
+    """Run code in a process of its own (an engine cannot be had twice in one); its output."""
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+class Project:
+    """A copy of the workflow in a folder of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for name in ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "resources"):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(source, folder / name)
+        (folder / "config").mkdir()
+        shutil.copy2(ROOT / "config" / "config.yaml", folder / "config")
+
+    def snakemake(self, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, "PYTHONPATH": ""},
+        )
+
+    def planned(self, *arguments: str) -> set[str]:
+        """Rules that a dry run would run."""
+        done = self.snakemake("--dry-run", "--quiet", "reason", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        text = done.stdout + done.stderr
+        if "Nothing to be done" in text:
+            return set()
+        table = text[text.index("Job stats:") :].splitlines()[3:]
+        rules = set()
+        for line in table:
+            name = line.split()[0]
+            if name == "total":
+                break
+            rules.add(name)
+        return rules - {"all"}
+
+    def read(self, name: str):
+        return json.loads((self.folder / name).read_text())
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    return Project(tmp_path / "project")

@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aerie.config import Config, describe_config, load_config
+from aerie.files import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_demo_s_configuration_is_valid():
+    assert load_config(yaml.safe_load((ROOT / "config/config.yaml").read_text())).run == "demo"
+
+
+def test_an_exponent_without_a_point_is_a_number():
+    # YAML 1.1 reads 1e-4 as text.
+    values = yaml.safe_load("drafters: {a: {learning_rate: 1e-4}}")
+    assert load_config(values).drafters["a"].learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"corpsu": {}}, "corpsu: unknown key; did you mean 'corpus'"),
+        (
+            {"drafters": {"a": {"learning_rat": 1}}},
+            "drafters.a.learning_rat: unknown key; did you mean 'learning_rate'",
+        ),
+        (
+            {"corpus": {"sources": [{"path": "x", "limti": 3}]}},
+            "corpus.sources.0.limti: unknown key; did you mean 'limit'",
+        ),
+        ({"run": 202302}, "run: found 202302"),
+        ({"run": "../up"}, "run: found '../up'"),
+        ({"hidden_states": {"layer_ids": [3, 3]}}, "sorted and distinct"),
+        ({"evaluation": {"prompt_sets": {"heldout": "x"}}}, "heldout: this name is taken"),
+        ({"generation": {"temperature": -1}}, "generation.temperature: found -1"),
+        ({"drafters": {}}, "drafters: found {}"),
+        ({"engine": None}, "engine: found None"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(values, expected):
+    with pytest.raises(InputError) as error:
+        load_config(values)
+    assert expected in str(error.value)
+
+
+def test_all_faults_are_told_at_once():
+    with pytest.raises(InputError) as error:
+        load_config({"engin": {}, "generation": {"max_tokens": 0}})
+    assert "engin:" in str(error.value)
+    assert "generation.max_tokens" in str(error.value)
+
+
+def test_null_from_the_command_line_is_null():
+    # snakemake --config 'corpus={limit: null}' arrives as text.
+    assert load_config({"corpus": {"limit": "null"}}).corpus.limit is None
+
+
+def test_null_removes_an_entry_of_a_table():
+    over = {"drafters": {"base": None, "mine": {}}, "evaluation": {"prompt_sets": {"b": None}}}
+    found = load_config(over)
+    assert list(found.drafters) == ["mine"]
+    assert found.evaluation.prompt_sets == {}
+
+
+def test_every_key_is_described():
+    def sections(model):
+        for name, field in model.model_fields.items():
+            assert (
+                field.description
+                or issubclass(type(field.default), type(model))
+                or (isinstance(field.annotation, type))
+            ), f"{model.__name__}.{name} has no description"
+
+    sections(Config)
+
+
+def test_the_reference_of_the_configuration_is_up_to_date():
+    text = (ROOT / "config/README.md").read_text()
+    assert describe_config() in text, "run `python scripts/describe_config.py`"
