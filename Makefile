@@ -43,7 +43,7 @@ plan: $(ENV_READY) ## say what would run and why, and run nothing
 
 status: ## say which results are there and which are to be made
 	@test -x .venv/bin/snakemake || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
-	@$(snakemake) --quiet --summary | cut -f 1,2,5,6 | column -t -s $$'\t'
+	@$(snakemake) --quiet --cores all --summary | cut -f 1,2,5,6 | column -t -s $$'\t'
 
 inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder)
 	@.venv/bin/python scripts/inspect_samples.py --records $(or $(RECORDS),results/demo/prompts/train.jsonl.zst) \

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
+report: "report/workflow.rst"
+
+
 configfile: "config/config.yaml"
 
 
 include: "rules/common.smk"
 include: "rules/verifier.smk"
+include: "rules/self_prompts.smk"
 include: "rules/prompts.smk"
 include: "rules/responses.smk"
 include: "rules/samples.smk"

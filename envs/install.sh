@@ -127,9 +127,9 @@ pip_install() {
     } | while IFS= read -r line; do
         echo "$line" >>"$log"
         case $line in
-            Collecting\ * | "Requirement already"*)
-                line=${line#Collecting } line=${line#*satisfied: }
-                done=$((done + 1))
+            Collecting\ * | Processing\ * | "Requirement already"*)
+                done=$((done + 1)) line=${line#Requirement already satisfied: }
+                line=${line#Collecting } line=${line#Processing }
                 show "$done/$total ${line%% *}" ;;
             Installing\ *) show "unpacking (a minute or two)" ;;
         esac

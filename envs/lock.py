@@ -38,7 +38,8 @@ from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 
 report, direct, without = json.loads(sys.stdin.read())
-found = {canonicalize_name(item["metadata"]["name"]): item["metadata"] for item in report["install"]}
+installed = [item["metadata"] for item in report["install"]]
+found = {canonicalize_name(metadata["name"]): metadata for metadata in installed}
 without = {canonicalize_name(name) for name in without}
 todo, seen = [Requirement(line) for line in direct], set()
 while todo:
@@ -101,7 +102,7 @@ def write_lock(name: str, lists: dict, pythons: dict[str, str]) -> None:
         f"# {name}.lock: {len(lines)} packages for Python {environment['python']}, Linux x86-64.",
         "# Made by `make lock` (envs/lock.py) from envs/dependencies.toml; edit that file.",
         "# Complete: install with `pip install --no-deps`"
-        + (", after cpu.lock or gpu.lock." if name == "dev" else f", as `make env{flag(name)}` does."),
+        + (", after cpu.lock or gpu.lock." if name == "dev" else f"; see `make env{flag(name)}`"),
     ]
     if name != "dev":
         header.append(f"# Left out, with what only they need: {', '.join(left_out)}.")
@@ -147,7 +148,7 @@ def find_python(version: str, pythons: dict[str, str]) -> str:
     if found != version:
         sys.exit(
             f"lock.py: Python {version} is needed to resolve for it, but "
-            f"{pythons.get(version, f'python{version}')} is {found or 'not there or does not run'}; "
+            f"{pythons.get(version, f'python{version}')} is {found or 'not there or broken'}; "
             f"name it with --python {version}=/path/to/python{version} "
             f"(make lock PYTHON{version.replace('.', '')}=/path/to/python{version})."
         )

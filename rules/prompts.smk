@@ -23,6 +23,8 @@ def corpus_options():
         options += ["--role", f"{name}={role}"]
     for source in CONFIG.corpus.sources:
         options += ["--source", json.dumps(source.model_dump(exclude_defaults=True))]
+    for path in SELF_PROMPTS:
+        options += ["--source", json.dumps({"path": path, "name": "self"})]
     if CONFIG.corpus.decontaminate:
         for path in CONFIG.evaluation.prompt_sets.values():
             options += ["--decontaminate", path]
@@ -32,6 +34,7 @@ def corpus_options():
 rule collect_prompts:
     input:
         [f for source in CONFIG.corpus.sources for f in source_files(source)],
+        SELF_PROMPTS,
         list(CONFIG.evaluation.prompt_sets.values()) if CONFIG.corpus.decontaminate else [],
     output:
         train=f"{RUN}/prompts/train.jsonl.zst",

@@ -6,8 +6,15 @@ CAPTURE = (
             "format": CONFIG.hidden_states.format,
         }
     )
-    if CONFIG.generation.capture
+    if CONFIG.generation.capture and not CONFIG.generation.endpoints
     else "null"
+)
+# Not among the params: another address of the same model is no reason to run again.
+ENDPOINTS = (
+    " ".join(f"--endpoint {shlex.quote(url)}" for url in CONFIG.generation.endpoints)
+    + f" --endpoint-concurrency {CONFIG.generation.endpoint_concurrency}"
+    if CONFIG.generation.endpoints
+    else ""
 )
 
 
@@ -27,12 +34,15 @@ rule generate_responses:
         min_supervised_tokens=CONFIG.samples.min_supervised_tokens,
         seed=CONFIG.generation.seed,
         capture=CAPTURE,
+        first_turn_only=flag("--first-turn-only", CONFIG.generation.first_turn_only),
+        asks_endpoints=bool(CONFIG.generation.endpoints),
+        endpoint_model=CONFIG.generation.endpoint_model or "",
         engine=ENGINE,
         trust=trust(),
         progress=progress_of("generate_responses"),
-    threads: ALL_CORES
+    threads: 1 if ENDPOINTS else ALL_CORES
     resources:
-        engine=1,
+        engine=0 if ENDPOINTS else 1,
     log:
         log_of("generate_responses"),
     benchmark:
@@ -46,4 +56,5 @@ rule generate_responses:
         " --max-length {params.max_length}"
         " --min-supervised-tokens {params.min_supervised_tokens} --seed {params.seed}"
         " --capture {params.capture:q} --engine {params.engine:q} {params.trust}"
+        " {params.first_turn_only} --endpoint-model {params.endpoint_model:q} {ENDPOINTS}"
         " --progress-log {params.progress} --output {output} > {log} 2>&1"

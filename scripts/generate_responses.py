@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Let the verifier answer the prompts; keep answers, and their hidden states, by content."""
 
+import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +12,35 @@ from aerie.files import read_json_lines, write_json
 from aerie.hidden_states import Convention, Store
 from aerie.progress import JobProgress
 from aerie.verifier import resolve_layer_ids
+
+
+def open_engine(
+    args: argparse.Namespace,
+    model_name: str | None,
+    template: ChatTemplate,
+    model: Path,
+    layer_ids: list[int] | None,
+):
+    """What answers: endpoints where the arguments name some, else an engine of this job."""
+    from aerie.endpoint import Endpoints
+    from aerie.engine import Engine
+
+    if args.endpoint:
+        return Endpoints(
+            args.endpoint,
+            model_name,
+            template,
+            concurrency=args.endpoint_concurrency,
+            max_model_len=args.max_length,
+        )
+    return Engine(
+        model,
+        args.engine,
+        max_model_len=args.max_length,
+        trust_remote_code=args.trust_remote_code,
+        seed=args.seed,
+        capture_ids=layer_ids,
+    )
 
 
 def main() -> None:
@@ -29,25 +60,47 @@ def main() -> None:
         type=cli.json_argument,
         help="save hidden states too: JSON with layer_ids, samples_per_shard and format",
     )
+    parser.add_argument("--first-turn-only", action="store_true", help="answer no later turn")
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="ask this OpenAI-compatible server (such as http://host:8000/v1) and start no engine;"
+        " may be given several times; a key is read from AERIE_API_KEY",
+    )
+    parser.add_argument("--endpoint-model", help="its name there; none: the server's first")
+    parser.add_argument("--endpoint-concurrency", type=int, default=32, help="requests at a time")
     parser.add_argument("--output", type=Path, required=True, help="manifest.json")
     cli.add_engine_arguments(parser)
     args = parser.parse_args()
 
     verifier = cli.read_fingerprint(args.verifier)
     # vLLM is imported below here: what can be wrong above must not cost its 10 seconds.
-    from aerie import responses
+    from aerie import endpoint, responses
 
+    model_name = None
+    if args.endpoint:
+        args.capture = None
+        model_name = args.endpoint_model or endpoint.first_model(args.endpoint)
     splits = {
         "train": list(read_json_lines(args.train)),
         "heldout": list(read_json_lines(args.heldout)),
     }
     sampling = responses.Sampling(
-        args.temperature, args.top_p, args.max_tokens, args.max_length, args.seed
+        args.temperature,
+        args.top_p,
+        args.max_tokens,
+        args.max_length,
+        args.seed,
+        args.first_turn_only,
+        model_name,
     )
     key = sampling.key(verifier["fingerprint"])
     answers = responses.AnswerStore(args.store, key)
     wanted = [r["id"] for records in splits.values() for r in records]
-    known = answers.load(set(wanted))
+    stored = answers.load(set(wanted))
+    known = {i: row for i, row in stored.items() if not row.get("again")}
     missing = len(wanted) - len(known)
     start = time.monotonic()
     captured = {"shards": 0, "tokens": 0, "failed": []}
@@ -79,28 +132,29 @@ def main() -> None:
                 },
                 greedy=args.temperature == 0,
             )
-        with (
-            JobProgress("generate_responses", missing, "records", args.progress_log) as progress,
-            responses.Engine(
-                model,
-                args.engine,
-                max_model_len=args.max_length,
-                trust_remote_code=args.trust_remote_code,
-                seed=args.seed,
-                capture_ids=layer_ids,
-            ) as engine,
-        ):
-            load_seconds = time.monotonic() - start
-            responses.generate(
-                engine,
-                splits,
-                template,
-                sampling,
-                answers,
-                known,
-                capture,
-                lambda done, tokens: progress.update(done, f"{tokens} tokens", tokens=tokens),
-            )
+        try:
+            with (
+                JobProgress(
+                    "generate_responses", missing, "records", args.progress_log
+                ) as progress,
+                open_engine(args, model_name, template, model, layer_ids) as engine,
+            ):
+                load_seconds = time.monotonic() - start
+                responses.generate(
+                    engine,
+                    splits,
+                    template,
+                    sampling,
+                    answers,
+                    known,
+                    capture,
+                    lambda done, tokens: progress.update(done, f"{tokens} tokens", tokens=tokens),
+                )
+        except endpoint.EndpointError as error:
+            if not stored.keys() >= set(wanted):
+                raise
+            print(f"what an earlier run could not get stays as it is: {error}", file=sys.stderr)
+            known = {**stored, **known}
         if capture:
             captured = {
                 "shards": capture.shards,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run Snakemake; when it fails, end with the last lines of each failed job's log.
+# Run Snakemake so that a run that was killed goes on, and a failed one ends with its log's end.
 #   scripts/run_workflow.sh .venv/bin/snakemake --cores all ...
 # Exits as Snakemake did.
 set -uo pipefail
@@ -8,7 +8,25 @@ mkdir -p .snakemake/log
 mark=$(mktemp .snakemake/started.XXXXXX)
 trap 'rm -f "$mark"' EXIT
 
-"$@" && exit
+# One run at a time. Who holds this lock is the only one here, so a lock that Snakemake finds was
+# left by a run that was killed, unless somebody called snakemake without this script.
+exec 9>.snakemake/run.lock
+if command -v flock >/dev/null && ! flock --nonblock 9; then
+    echo "Another run works in this folder ($PWD); wait for it, or stop it first." >&2
+    exit 1
+fi
+if [[ -n $(ls -A .snakemake/locks 2>/dev/null) ]]; then
+    for process in $(pgrep -f snakemake); do
+        if [[ $process != "$$" && $(readlink "/proc/$process/cwd") == "$PWD" ]] &&
+            tr '\0' ' ' <"/proc/$process/cmdline" | grep -qE 'python.*snakemake '; then
+            echo "Snakemake works in this folder already (process $process)." >&2
+            exit 1
+        fi
+    done
+    "$@" --unlock --quiet >/dev/null 2>&1
+fi
+
+"$@" 9>&- && exit
 status=$?
 
 # Snakemake's own log of this run names each failed job's log files:

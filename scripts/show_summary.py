@@ -29,9 +29,10 @@ def main() -> None:
         print(f"\n{drafter.name}")
         for title, text in summary(drafter):
             print(f"  {title:<22}{text}")
+    best = max(drafters, key=lambda d: d.speeds[0]["ratio"])
     report = args.run / "report.html"
     print(f"\nReport: {report if report.is_file() else 'not made yet'}")
-    print(f"Serve it:\n  {serve_command(verifier, drafters[0])}")
+    print(f"Serve it:\n  {serve_command(verifier, best)}")
 
 
 def summary(drafter: Drafter) -> list[tuple[str, str]]:

@@ -76,6 +76,7 @@ def _train(args, verifier, lanes, rows, folder: Path) -> None:
     run_training(
         settings=args.settings,
         verifier=Path(verifier["path"]),
+        verifier_name=_name(verifier),
         layer_ids=lanes[0]["convention"]["layer_ids"][:-1],
         maps=maps,
         samples=place_samples(rows, lanes, args.store),
@@ -89,6 +90,13 @@ def _train(args, verifier, lanes, rows, folder: Path) -> None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         last = [x for x in read_metrics(folder / "metrics.jsonl") if x.get("validation")][-1]
         write_json(folder / "done.json", {"settings": args.settings, "validation": last})
+
+
+def _name(verifier) -> str:
+    """The verifier's Hugging Face id, or the name of its folder."""
+    source = verifier["source"]
+    is_id = not source.startswith("package:") and not Path(source).is_dir()
+    return source if is_id else Path(verifier["path"]).name
 
 
 def copy_folder(source: Path, target: Path) -> None:

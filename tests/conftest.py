@@ -49,7 +49,7 @@ def make_tokenizer(folder: Path) -> int:
 
 @pytest.fixture(scope="session")
 def tiny_verifier(tmp_path_factory) -> Path:
-    """A Llama of 6 layers and width 64 with random weights, tied embeddings, padded vocabulary."""
+    """A Llama of 6 layers and width 128 with random weights, tied embeddings, padded vocabulary."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -58,8 +58,8 @@ def tiny_verifier(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=128,
+        intermediate_size=256,
         num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -1,6 +1,7 @@
 """The report's plots. Each function takes what `report.Run` holds and gives a Plotly figure."""
 
 import html
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def _style(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 60, "r": 16, "t": 34, "b": 44},
+        margin={"l": 60, "r": 16, "t": 34, "b": 52},
         font={"family": FONT, "size": 13, "color": INK},
         paper_bgcolor="white",
         plot_bgcolor="white",
@@ -105,7 +106,7 @@ def counts(run: Run) -> go.Figure:
     for key, name, colour in (
         ("train", SPLITS["train"], COLOURS[0]),
         ("heldout", SPLITS["heldout"], COLOURS[1]),
-        ("all", "both", PALE),
+        ("all", "not divided yet", PALE),
     ):
         values = [s.get(key) for s in stages]
         figure.add_bar(
@@ -131,6 +132,7 @@ def counts(run: Run) -> go.Figure:
         figure,
         _bars_across(34, len(stages)),
         barmode="stack",
+        legend={"traceorder": "normal"},
         yaxis={"autorange": "reversed", "showgrid": False},
         xaxis={"range": [0, 1.1 * max(1, *totals)], "tickformat": ","},
     )
@@ -145,21 +147,22 @@ def lengths(run: Run) -> go.Figure | None:
         rows=len(found), cols=1, shared_xaxes=True, vertical_spacing=0.16,
         subplot_titles=[f"{SPLITS[s]}, {x['samples']:,} samples" for s, x in found.items()],
     )  # fmt: skip
-    for row, (split, summary) in enumerate(found.items(), 1):
+    for row, summary in enumerate(found.values(), 1):
         edges, values = summary["length_edges"], summary["lengths"]
         figure.add_bar(
-            x=[(a + b) / 2 for a, b in zip(edges, edges[1:], strict=False)],
+            x=[(a + b) / 2 for a, b in itertools.pairwise(edges)],
             y=values,
-            width=[b - a for a, b in zip(edges, edges[1:], strict=False)],
+            width=[b - a for a, b in itertools.pairwise(edges)],
             marker={"color": COLOURS[row - 1], "line": {"color": "white", "width": 1}},
-            customdata=list(zip(edges, edges[1:], strict=False)),
+            customdata=list(itertools.pairwise(edges)),
             hovertemplate="%{customdata[0]:.0f} to %{customdata[1]:.0f} tokens: %{y:,}"
             "<extra></extra>",
             showlegend=False,
             row=row,
             col=1,
         )
-        for name, text in (("p50", "median"), ("p90", "90 %")):
+        figure.update_yaxes(range=[0, 1.25 * max(values)], row=row, col=1)
+        for name, text in (("p50", "median"), ("p90", "90 % under")):
             if name in summary["length"]:
                 figure.add_vline(
                     x=summary["length"][name],
@@ -168,7 +171,7 @@ def lengths(run: Run) -> go.Figure | None:
                     row=row,
                     col=1,
                 )
-    figure.update_yaxes(title_text="samples", rangemode="tozero")
+    figure.update_yaxes(title_text="samples")
     figure.update_xaxes(title_text="tokens a sample", row=len(found), col=1)
     return _style(figure, 80 + 150 * len(found), bargap=0)
 
@@ -194,7 +197,7 @@ def coverage(run: Run) -> go.Figure | None:
         hovertemplate="%{x:,} tokens: %{y:.2%}<extra></extra>",
     )
     for size, found in run.coverage.items():
-        names = ", ".join(d.name for d in run.drafters if d.settings.get("vocabulary") == size)
+        names = ", ".join(d.name for d in run.drafters if d.settings["vocabulary"] == size)
         figure.add_scatter(
             x=[size],
             y=[found["covered"]],
@@ -299,7 +302,7 @@ def accuracy(drafters: list[Drafter]) -> go.Figure | None:
     return _style(
         figure,
         height,
-        margin={"l": 60, "r": 16, "t": 66, "b": 44},
+        margin={"l": 60, "r": 16, "t": 66, "b": 52},
         legend={"y": 1 + 28 / (height - 110)},
     )
 
@@ -386,42 +389,44 @@ def speed(drafters: list[Drafter]) -> go.Figure:
         for d, s in rows
     ]
     figure = make_subplots(
-        rows=1, cols=2, horizontal_spacing=0.12,
+        rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.06,
         subplot_titles=("tokens a second (more is better)", "ms per output token (less is better)"),
     )  # fmt: skip
+    highest = [0.0, 0.0]
     for name, key, colour in (
         ("without drafter", "without", PALE),
         ("with drafter", "with", COLOURS[0]),
     ):
-        ratios = [f"{s['ratio']:.2f}×" if key == "with" else "" for _, s in rows]
         rates = [s[key] for _, s in rows]
         times = [1000 * s[f"seconds_{key}"] for _, s in rows]
-        for column, values, notes in ((1, rates, ratios), (2, times, [""] * len(rows))):
+        notes = [f" ({s['ratio']:.2f}×)" if key == "with" else "" for _, s in rows]
+        for column, values in enumerate((rates, times)):
+            highest[column] = max(highest[column], *values)
+            ends = notes if column == 0 else [""] * len(rows)
             figure.add_bar(
-                x=places,
-                y=values,
+                y=places,
+                x=values,
+                orientation="h",
                 name=name,
                 legendgroup=name,
-                showlegend=column == 1,
+                showlegend=column == 0,
                 marker={"color": colour},
-                text=[f"{v:.1f}" + (f"<br><b>{n}</b>" if n else "") for v, n in
-                      zip(values, notes, strict=True)],
+                text=[f"{v:.1f}{end}" for v, end in zip(values, ends, strict=True)],
                 textposition="outside",
                 cliponaxis=False,
-                hovertemplate="%{x}: %{y:.1f}<extra>" + name + "</extra>",
+                hovertemplate="%{y}: %{x:.1f}<extra>" + name + "</extra>",
                 row=1,
-                col=column,
-            )  # fmt: skip
-    figure.update_xaxes(showgrid=False)
-    for column in (1, 2):
-        top = max(v for bar in figure.data if bar.xaxis == f"x{column if column > 1 else ''}"
-                  for v in bar.y)  # fmt: skip
-        figure.update_yaxes(range=[0, 1.22 * top], col=column)
+                col=column + 1,
+            )
+    for column, room in ((0, 1.35), (1, 1.2)):
+        figure.update_xaxes(range=[0, room * highest[column]], col=column + 1)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    height = 110 + 62 * len(rows)
     return _style(
         figure,
-        360,
-        margin={"l": 60, "r": 16, "t": 66, "b": 44},
-        legend={"y": 1.11},
+        height,
+        margin={"l": 60, "r": 16, "t": 66, "b": 36},
+        legend={"y": 1 + 28 / (height - 102), "traceorder": "normal"},
         barmode="group",
         bargroupgap=0.06,
     )
@@ -479,6 +484,11 @@ def origin(run: Run) -> go.Figure | None:
     return _style(figure, 150, margin={"l": 60, "r": 16, "t": 10, "b": 10})
 
 
+def _job(stage: str, part: str) -> str:
+    lane = "lane " if stage == "extract_hidden_states" else ""
+    return label(f"{stage} {lane}{part}".rstrip())
+
+
 def durations(run: Run) -> go.Figure | None:
     """How long the last run of each job took."""
     if not run.durations:
@@ -490,7 +500,7 @@ def durations(run: Run) -> go.Figure | None:
     ]
     figure = go.Figure()
     figure.add_bar(
-        y=[label(d["stage"] + (f" {d['part']}" if d["part"] else "")) for d in run.durations],
+        y=[_job(d["stage"], d["part"]) for d in run.durations],
         x=seconds,
         orientation="h",
         marker={"color": COLOURS[0]},
@@ -502,4 +512,6 @@ def durations(run: Run) -> go.Figure | None:
     )
     figure.update_xaxes(title_text="seconds", range=[0, 1.18 * max(1, *seconds)])
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    return _style(figure, _bars_across(28, len(seconds)), margin={"l": 60, "r": 16, "t": 10, "b": 44})
+    return _style(
+        figure, _bars_across(28, len(seconds)), margin={"l": 60, "r": 16, "t": 10, "b": 44}
+    )

@@ -66,6 +66,13 @@ class Span(NamedTuple):
     message: int
 
 
+class UserTurn(NamedTuple):
+    """How the first user turn of a conversation begins and ends."""
+
+    header: list[int]  # ids from the start of the conversation to the user's text
+    end_ids: frozenset[int]  # tokens that end the turn
+
+
 class Turn(NamedTuple):
     """Marks of one message that stand together in a rendering."""
 
@@ -360,6 +367,35 @@ class ChatTemplate:
         Raises `Unverified` when the template refuses the conversation.
         """
         return self._with_bos(self._encode(self._render(messages, tools, True))).ids
+
+    def user_turn(self) -> UserTurn:
+        """What stands before a user's text in a conversation without more, and what ends it.
+
+        A token that would join blanks of the header to the text is left out of the header: it is
+        the writer's. Raises `InputError` when the template shows no user's text, sets nothing
+        before it, or no token after it that says that it has ended.
+        """
+        messages = [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Hi"},
+        ]
+        try:
+            text = self._render(messages, None, False)
+            encoded = self._with_bos(self._encode(text))
+        except Unverified as error:
+            raise InputError(
+                f"the chat template does not render a plain conversation: {error.reason}"
+            ) from error
+        user = next((t for t in _turns(text) if t.source.role == "user"), None)
+        if user is None:
+            raise InputError("the chat template does not show the user's text")
+        after = min((m.start for m in text.marks if m.start >= user.end), default=len(text))
+        ends = self._find_controls(str.__str__(text)[user.end : after])
+        header = [i for i, (_, end) in zip(*encoded, strict=True) if end <= user.start]
+        if not header or not ends:
+            missing = "token after the user's text" if header else "text before the user's"
+            raise InputError(f"the chat template sets no {missing}")
+        return UserTurn(header, self.eos_ids | {ends[0].id})
 
     def next_prompt_ids(
         self, messages: list[dict], ids: list[int], tools: list | None = None

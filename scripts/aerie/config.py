@@ -8,12 +8,37 @@ import types
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from aerie.files import InputError
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+def _check_url(text: str) -> str:
+    """A base URL without a slash at its end; `ValueError` when it is none or holds a key."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"found {text!r}; expected a base URL such as http://host:8000/v1")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(
+            "a base URL holds no name, key or query; a key goes into the environment variable "
+            "AERIE_API_KEY"
+        )
+    return text.rstrip("/")
+
+
+Url = Annotated[str, AfterValidator(_check_url)]
 
 
 class Section(BaseModel):
@@ -62,10 +87,9 @@ class Source(Section):
 class Corpus(Section):
     """What the drafter is trained on."""
 
-    sources: Annotated[list[Source], Field(min_length=1)] = [
-        Source(path="resources/prompts/*.jsonl")
-    ]
-    """Files to read; a plain text entry is short for `{path: …}`."""
+    sources: list[Source] = [Source(path="resources/prompts/*.jsonl")]
+    """Files to read; a plain text entry is short for `{path: …}`. May be empty when the verifier
+    writes prompts itself (`self_prompts`)."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Use only the first records, in the order of the sources (null: all)."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = 0.08
@@ -106,6 +130,42 @@ class Corpus(Section):
         return data
 
 
+class SelfPrompts(Section):
+    """Prompts that the verifier writes itself, one more source of the corpus (`self`)."""
+
+    number: Annotated[int, Field(ge=0)] = 0
+    """Prompts wanted; 0: off."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of sampling."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.99
+    """Nucleus sampling; small verifiers write better prompts with less, such as 0.9."""
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    """Longest prompt, tokens; one that has not ended by then is dropped and counted."""
+    min_tokens: Annotated[int, Field(ge=1)] = 4
+    """Shorter prompts are dropped and counted, tokens."""
+    seed: int = 0
+    """Seed of sampling; every attempt has its own, made from it."""
+    max_attempts: Annotated[float, Field(ge=1)] = 5.0
+    """Attempts for each wanted prompt, at most; the stage fails when they do not suffice."""
+    min_letter_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Prompts with a smaller share of ASCII letters among their characters (white space left out)
+    are dropped and counted; 0: any language."""
+    max_repeated_share: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Prompts in which a larger share of the lines, or of the runs of 3 words, was there before
+    are dropped and counted."""
+    near_duplicates: Annotated[float, Field(gt=0, le=1)] | None = 0.8
+    """Similarity (Jaccard, of runs of 3 words) from which two prompts count as near duplicates, of
+    which the first is kept; null: off."""
+
+    @model_validator(mode="after")
+    def _lengths(self) -> "SelfPrompts":
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}"
+            )
+        return self
+
+
 class Generation(Section):
     """How the verifier answers the prompts."""
 
@@ -122,7 +182,25 @@ class Generation(Section):
     """Seed of sampling."""
     capture: bool = True
     """Save the hidden states while the answers are generated: one model load and no second
-    prefill."""
+    prefill. Ignored with `endpoints`, which give none: the extraction makes them."""
+    first_turn_only: bool = False
+    """Answer only the first user turn of a conversation and leave out what follows."""
+    endpoints: list[Url] = []
+    """Base URLs of OpenAI-compatible servers of the verifier (vLLM, SGLang), such as
+    `http://host:8000/v1`, used side by side; none: the job's own engine. A key is read from the
+    environment variable `AERIE_API_KEY` only."""
+    endpoint_model: str | None = None
+    """Name of the model at the endpoints (null: the server's first). Answers are kept by it,
+    apart from the engine's."""
+    endpoint_concurrency: Annotated[int, Field(ge=1)] = 32
+    """Requests at a time per endpoint."""
+
+    @field_validator("endpoints")
+    @classmethod
+    def _distinct(cls, urls: list[str]) -> list[str]:
+        if len(set(urls)) < len(urls):
+            raise ValueError(f"the same endpoint twice in {urls}")
+        return urls
 
 
 class Samples(Section):
@@ -244,6 +322,7 @@ class Config(Section):
     """Name of the run; its results lie in `results/<run>/`."""
     verifier: Verifier = Verifier()
     corpus: Corpus = Corpus()
+    self_prompts: SelfPrompts = SelfPrompts()
     generation: Generation = Generation()
     samples: Samples = Samples()
     hidden_states: HiddenStates = HiddenStates()
@@ -270,6 +349,16 @@ class Config(Section):
     def _across(self) -> "Config":
         if self.samples.min_supervised_tokens > self.samples.max_length:
             raise ValueError("samples.min_supervised_tokens is larger than samples.max_length")
+        if not self.corpus.sources and not self.self_prompts.number:
+            raise ValueError(
+                "corpus.sources: found []; name at least one, or let the verifier write prompts "
+                "itself (self_prompts.number)"
+            )
+        if self.self_prompts.number and self.generation.mode == "keep":
+            raise ValueError(
+                "self_prompts.number: prompts that the verifier writes have no answers to keep; "
+                "set it to 0 or generation.mode to generate"
+            )
         if "heldout" in self.evaluation.prompt_sets:
             raise ValueError(
                 "evaluation.prompt_sets.heldout: this name is taken by the held-out prompts"

@@ -33,6 +33,7 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
     def _write_tensors(tensors, event, filename, lock_fd):
         try:
             event.synchronize()
+            os.makedirs(os.path.dirname(filename), exist_ok=True)
             save_file(tensors, filename + ".part")
             os.replace(filename + ".part", filename)
         except BaseException as error:

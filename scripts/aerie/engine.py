@@ -12,16 +12,23 @@ from typing import Any
 
 from aerie.files import InputError
 
+WRITE_SECONDS = 300.0
+"""How long the engine may take to write the states of the last requests."""
+
 SCRIPTS = Path(__file__).resolve().parent.parent
 
 
 @dataclass
 class Request:
-    """One prompt for the engine: token ids in, at most `max_tokens` tokens out."""
+    """One prompt for the engine: token ids in, at most `max_tokens` tokens out.
+
+    `end_ids`: tokens that end it, beside the verifier's own; the one that did is given too.
+    """
 
     key: str
     prompt: list[int]
     max_tokens: int
+    end_ids: tuple[int, ...] = ()
 
 
 @dataclass
@@ -134,6 +141,7 @@ class Engine:
         room = concurrency or 2 * self.max_num_seqs
         flying: dict[str, Request] = {}
         unwritten: list[Answer] = []
+        last = time.monotonic()
         while True:
             while len(flying) < room and (request := next(requests, None)) is not None:
                 flying[request.key] = request
@@ -145,6 +153,7 @@ class Engine:
                         top_p=top_p,
                         seed=seed(request.key) if seed and temperature > 0 else None,
                         max_tokens=request.max_tokens,
+                        stop_token_ids=list(request.end_ids),
                         detokenize=False,
                         extra_args=extra,
                     ),
@@ -161,6 +170,10 @@ class Engine:
             # The states of a finished request are written during the engine's next steps.
             ready = [a for a in unwritten if a.states is None or _written(a.states)]
             unwritten = [a for a in unwritten if a not in ready]
+            if ready or flying:
+                last = time.monotonic()
+            elif time.monotonic() - last > WRITE_SECONDS:
+                raise InputError(f"hidden states did not appear: {unwritten[0].states}")
             yield from ready
 
     def counters(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,9 @@ def measure_speed(
     found: dict[str, Any] = {}
     context = multiprocessing.get_context("spawn")
     for name, arguments in sides.items():
-        with context.Pool(1) as pool:
-            found[name] = pool.apply(time_prompts, (arguments, prompts, max_tokens, concurrencies))
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            timed = pool.submit(time_prompts, arguments, prompts, max_tokens, concurrencies)
+            found[name] = timed.result()
     found["speedup"] = [
         {
             "concurrency": a["concurrency"],

@@ -131,16 +131,16 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.config.get("run") or self.folder.name
+        return self.config["run"]
 
     def covered(self, drafter: Drafter) -> float | None:
         """Share of the target tokens within the drafter's vocabulary.
 
         None for the full one, and for a drafter that keeps its checkpoint's own.
         """
-        if drafter.settings.get("from_checkpoint"):
+        if drafter.settings["from_checkpoint"]:
             return None
-        found = self.coverage.get(drafter.settings.get("vocabulary"))
+        found = self.coverage.get(drafter.settings["vocabulary"])
         return found["covered"] if found else None
 
 
@@ -200,10 +200,16 @@ def read_run(folder: Path, names: list[str], config: dict[str, Any]) -> Run:
 
     `config`: the whole configuration. Raises `InputError` for a file that is absent or damaged.
     """
-    drafters = [read_drafter(folder, n, config["drafters"].get(n, {})) for n in names]
-    sizes = sorted({d.settings.get("vocabulary") for d in drafters} - {"full", None})
-    lanes = range(config.get("hidden_states", {}).get("lanes", 1))
-    generated = config.get("generation", {}).get("mode", "generate") == "generate"
+    unknown = [n for n in names if n not in config["drafters"]]
+    if unknown:
+        raise InputError(
+            f"--drafters: {', '.join(unknown)} not among those of the configuration: "
+            f"{', '.join(config['drafters'])}"
+        )
+    drafters = [read_drafter(folder, n, config["drafters"][n]) for n in names]
+    sizes = sorted({d.settings["vocabulary"] for d in drafters} - {"full"})
+    lanes = range(config["hidden_states"]["lanes"])
+    generated = config["generation"]["mode"] == "generate"
     counts = ("records_in", "records_kept", "dropped", "examples")
     return Run(
         folder=folder,
@@ -355,20 +361,20 @@ def explain_gap(run: Run) -> str:
         "Served is what counts. Validation asks a slightly easier question: "
         + "; and ".join(reasons)
         + f". A little more than what is served is normal; more than {LARGE_GAP} tokens a step "
-        "means that serving does not match training."
+        "means that serving hardly matches training."
     )
 
 
 def likely_causes(run: Run, drafter: Drafter) -> list[str]:
     """What to look at when validation expects far more than is served, likeliest first."""
     causes = []
-    generation = run.config.get("generation", {})
-    if generation.get("mode") == "keep":
+    generation = run.config["generation"]
+    if generation["mode"] == "keep":
         causes.append(
             "The drafter learned from the corpus's own answers (generation.mode: keep), which the "
             "verifier would not give; the server drafts the verifier's. Generate the answers."
         )
-    elif generation.get("temperature", 0) > 0:
+    elif generation["temperature"] > 0:
         causes.append(
             f"The answers were sampled at temperature {generation['temperature']}, acceptance is "
             "measured greedily."

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.chat import ChatTemplate, Unverified
+from aerie.endpoint import EndpointError, Endpoints, Refused
 from aerie.engine import Answer, Engine, Request, read_captured
 from aerie.files import InputError, digest, read_json_lines, write_json_lines
 from aerie.hidden_states import BadStates, Sample, Store, Teacher
@@ -28,19 +29,29 @@ FLUSH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the verifier answers; `max_tokens` an answer, `max_length` the whole sample, tokens."""
+    """How the verifier answers; `max_tokens` an answer, `max_length` the whole sample, tokens.
+
+    `first_turn_only`: what follows the first user turn is left out. `model`: name of the model
+    at the endpoints that answer, None for the job's own engine.
+    """
 
     temperature: float
     top_p: float
     max_tokens: int
     max_length: int
     seed: int
+    first_turn_only: bool = False
+    model: str | None = None
 
     def key(self, fingerprint: str) -> str:
         """Name of the folder with the answers of this verifier under these settings."""
         relevant = {**vars(self)}
         if self.temperature == 0:
             del relevant["seed"], relevant["top_p"]
+        # Left out where they say nothing, so that earlier answers keep their place.
+        for name in ("first_turn_only", "model"):
+            if not relevant[name]:
+                del relevant[name]
         return digest(RESPONSES_VERSION, fingerprint, relevant)[:16]
 
 
@@ -53,12 +64,17 @@ class AnswerStore:
         self._flushed = time.monotonic()
 
     def load(self, wanted: set[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Answers by record id. A damaged file is moved aside: its answers are made again."""
+        """Answers by record id. A damaged file is moved aside: its answers are made again.
+
+        Those marked `again` give way to others for the same record.
+        """
         found: dict[str, dict[str, Any]] = {}
         for path in sorted(self.folder.glob("*.jsonl.zst")):
             try:
                 for answer in read_json_lines(path):
-                    if wanted is None or answer["id"] in wanted:
+                    if wanted is not None and answer["id"] not in wanted:
+                        continue
+                    if answer["id"] not in found or not answer.get("again"):
                         found[answer["id"]] = answer
             except (InputError, KeyError, TypeError):
                 path.rename(path.with_suffix(".damaged"))
@@ -88,11 +104,16 @@ class Conversation:
     def __init__(self, record: dict[str, Any], template: ChatTemplate, sampling: Sampling):
         self.record, self.template, self.sampling = record, template, sampling
         self.pending = [m for m in record["messages"] if m["role"] != "assistant"]
+        if sampling.first_turn_only:
+            turns = [i for i, m in enumerate(self.pending) if m["role"] == "user"]
+            self.pending = self.pending[: turns[0] + 1] if turns else []
         self.messages: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
         self.texts: list[str] = []
         self.finishes: list[str] = []
         self.dropped: str | None = None
+        self.ended: str | None = None
+        self.again = False
 
     def next_request(self) -> Request | None:
         """The next turn to answer, None when the conversation has ended."""
@@ -119,10 +140,15 @@ class Conversation:
             return self._end("prompt fills the window")
         if not going_on:
             self.samples.append({"ids": [], "spans": []})
-        return Request(f"{self.record['id']}/{len(self.finishes)}", prompt, room)
+        return Request(f"{self.record['id']}:{len(self.finishes)}", prompt, room)
 
     def take(self, answer: Answer) -> None:
         """Add the engine's answer to the request last given."""
+        if isinstance(answer, Refused):
+            if not self.samples[-1]["spans"]:
+                self.samples.pop()
+            self.again = answer.again
+            return self._end(answer.reason)
         ids = answer.prompt + answer.tokens
         self.samples[-1]["spans"].append([len(answer.prompt), len(ids)])
         self.samples[-1]["ids"] = ids
@@ -133,14 +159,22 @@ class Conversation:
 
     def _end(self, reason: str) -> None:
         self.pending = []
+        self.ended = reason
         if not self.finishes:
             self.dropped = reason
 
     def row(self) -> dict[str, Any]:
-        """What is kept of it, see `AnswerStore`."""
+        """What is kept of it, see `AnswerStore`.
+
+        `dropped`: why there is no answer at all. `ended`: why only the first turns have one.
+        `again`: the reason may have gone when the next run asks again.
+        """
+        again = {"again": True} if self.again else {}
         if self.dropped:
-            return {"id": self.record["id"], "dropped": self.dropped}
+            return {"id": self.record["id"], "dropped": self.dropped, **again}
         return {
+            **({"ended": self.ended} if self.ended else {}),
+            **again,
             "id": self.record["id"],
             "samples": self.samples,
             "finishes": self.finishes,
@@ -149,7 +183,7 @@ class Conversation:
 
 
 def converse(
-    engine: Engine,
+    engine: Engine | Endpoints,
     records: list[dict[str, Any]],
     template: ChatTemplate,
     sampling: Sampling,
@@ -184,7 +218,7 @@ def converse(
     for answer in answers:
         while refused:
             yield refused.pop(), None
-        conversation = talking[answer.key.split("/")[0]]
+        conversation = talking[answer.key.split(":")[0]]
         conversation.take(answer)
         request = conversation.next_request()
         if request is not None:
@@ -295,7 +329,7 @@ class Capture:
 
 
 def generate(
-    engine: Engine,
+    engine: Engine | Endpoints,
     splits: dict[str, list[dict[str, Any]]],
     template: ChatTemplate,
     sampling: Sampling,
@@ -306,7 +340,8 @@ def generate(
 ) -> None:
     """Answer the records of all splits that are not `known`; keep each answer as it comes.
 
-    `progress(records, tokens)`: called with what is done so far.
+    `progress(records, tokens)`: called with what is done so far. Raises `EndpointError` when no
+    endpoint works any more, with the number of answers that were kept.
     """
     missing = []
     for records in splits.values():
@@ -327,6 +362,12 @@ def generate(
                 capture.take(row, answer.states if answer else None)
             tokens += sum(e - s for x in row.get("samples", []) for s, e in x["spans"])
             progress(done, tokens)
+    except EndpointError as error:
+        wanted = sum(map(len, splits.values()))
+        raise EndpointError(
+            f"{error}{len(known)} of {wanted} records have their answers, and these are kept; "
+            "see that the endpoints run, then run again: it goes on from there"
+        ) from None
     finally:
         answers.flush()
     if capture is not None:
@@ -344,4 +385,5 @@ def describe(known: dict[str, dict[str, Any]], wanted: list[str]) -> dict[str, A
         "truncated": sum(f == "length" for f in finishes),
         "generated_tokens": sum(lengths),
         "not_answered": sum("dropped" in r for r in rows),
+        "ended_early": sum("ended" in r for r in rows),
     }

@@ -235,8 +235,15 @@ class ShardTrainer(Trainer):
         super().setup_trainer()
 
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
-        if epoch == "interrupted":
-            return
+        # speculators saves an epoch's end before it is validated; killed between the two, the
+        # validation would never be made. So that one is saved in `maybe_update_best`.
+        if local_step > 0:
+            self._save(epoch, local_step)
+
+    def maybe_update_best(self, epoch: int, val_metrics: dict[str, float] | None) -> None:
+        self._save(epoch, 0)
+
+    def _save(self, epoch: int, local_step: int) -> None:
         temporary = self.checkpoints / ".writing"
         if self.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -258,9 +265,6 @@ class ShardTrainer(Trainer):
             sync_folder(self.checkpoints)
             for old in whole_checkpoints(self.checkpoints)[:-1]:
                 shutil.rmtree(old, ignore_errors=True)
-
-    def maybe_update_best(self, epoch: int, val_metrics: dict[str, float] | None) -> None:
-        pass
 
 
 def orthogonalize(
@@ -290,6 +294,7 @@ def run_training(
     *,
     settings: dict[str, Any],
     verifier: Path,
+    verifier_name: str,
     layer_ids: list[int],
     maps: tuple[np.ndarray, np.ndarray] | None,
     samples: dict[str, tuple[list[Row], list[tuple[str, int]]]],
@@ -299,7 +304,8 @@ def run_training(
 ) -> None:
     """Train in `folder` from its last whole checkpoint on; leave `model/` and `metrics.jsonl`.
 
-    `settings`: the keys of a drafter in the configuration. `layer_ids`: those fed to the
+    `settings`: the keys of a drafter in the configuration. `verifier_name`: what the drafter's
+    configuration calls the verifier. `layer_ids`: those fed to the
     drafter. `maps`: `t2d`, `d2t`; None for the full vocabulary. `on_step(line, total_steps)` gets
     each metrics line. Raises `TrainingFailed` when the last validation is missing.
     """
@@ -378,21 +384,20 @@ def run_training(
         checkpoints=checkpoints,
     )
     metrics = folder / "metrics.jsonl"
-    recorder = Recorder(metrics, trainer.global_step, lambda line: on_step(line, total))
     logger = logging.getLogger("speculators.metrics")
     logger.setLevel(logging.INFO)
-    logger.addHandler(recorder)
-    try:
-        trainer.run_training()
-    finally:
-        logger.removeHandler(recorder)
     if trainer.rank == 0:
-        _finish(trainer, metrics, folder, settings["epochs"], verifier)
+        recorder = Recorder(metrics, trainer.global_step, lambda line: on_step(line, total))
+        logger.addHandler(recorder)
+    trainer.run_training()
+    if trainer.rank == 0:
+        logger.removeHandler(recorder)
+        _finish(trainer, metrics, folder, settings["epochs"], verifier_name)
     maybe_destroy_distributed()
 
 
 def _finish(
-    trainer: ShardTrainer, metrics: Path, folder: Path, epochs: int, verifier: Path
+    trainer: ShardTrainer, metrics: Path, folder: Path, epochs: int, verifier_name: str
 ) -> None:
     lines = read_metrics(metrics)
     last = [x for x in lines if x.get("validation") and x["epoch"] == epochs - 1]
@@ -405,7 +410,7 @@ def _finish(
     shutil.rmtree(temporary, ignore_errors=True)
     model = getattr(trainer.model, "module", trainer.model)
     # A path of this machine would be the only thing that ties the drafter to it.
-    model.config.speculators_config.verifier.name_or_path = verifier.name
+    model.config.speculators_config.verifier.name_or_path = verifier_name
     model.to(torch.bfloat16).save_pretrained(temporary)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)

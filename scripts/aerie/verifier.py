@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -136,7 +137,7 @@ def describe_verifier(folder: Path, source: str, trust_remote_code: bool = False
         raise InputError(f"{folder}: holds no weights ({', '.join(WEIGHT_PATTERNS)})")
     template = ChatTemplate.load(folder, trust_remote_code)
     hashes = {
-        "weights": digest([(p.name, digest_file(p)) for p in weights]),
+        "weights": digest([(p.name, _weights_hash(p)) for p in weights]),
         "tokenizer": digest(
             [(n, digest_file(folder / n)) for n in TOKENIZER_FILES if (folder / n).is_file()]
         ),
@@ -158,6 +159,13 @@ def describe_verifier(folder: Path, source: str, trust_remote_code: bool = False
         **hashes,
         "fingerprint": digest(hashes),
     }
+
+
+def _weights_hash(path: Path) -> str:
+    """Hash of a weights file; the hub's cache has it in the name of the file it links to, which
+    spares reading a terabyte."""
+    target = path.resolve().name
+    return target if re.fullmatch(r"[0-9a-f]{64}", target) else digest_file(path)
 
 
 def _licence(source: str, folder: Path) -> str | None:
@@ -212,6 +220,11 @@ def check_config(config: Any, verifier: dict[str, Any]) -> dict[str, Any]:
         faults.append(
             f"samples.max_length: found {config.samples.max_length}; the verifier handles "
             f"{verifier['max_length']} tokens"
+        )
+    if config.self_prompts.number and config.self_prompts.max_tokens >= config.samples.max_length:
+        faults.append(
+            f"self_prompts.max_tokens: found {config.self_prompts.max_tokens}; it must leave room "
+            f"for an answer within samples.max_length = {config.samples.max_length}"
         )
     if config.generation.max_tokens >= config.samples.max_length:
         faults.append(

@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -75,10 +74,10 @@ class FakeRun:
                     "changed": {"last answer left off": 3},
                     "layouts": {"prompt": 1040},
                     "examples": {
-                        "duplicate": [
-                            {"file": "code.jsonl", "place": "line 17", "id": "9f31c2"}
+                        "duplicate": [{"file": "code.jsonl", "place": "line 17", "id": "9f31c2"}],
+                        "too short": [
+                            {"file": "code.jsonl", "place": "line 3", "detail": "1 char"}
                         ],
-                        "too short": [{"file": "code.jsonl", "place": "line 3", "detail": "1 char"}],
                     },
                 }
             },
@@ -179,7 +178,7 @@ class FakeRun:
                     }
                 )
         self.metrics[name] = lines
-        served = [a - 0.03 * number for a in self.served]
+        served = [max(0.0, a - 0.03 * number) for a in self.served]
         sets = {"heldout": self._set(served, 40), "benchmark": self._set([0.3, 0.1, 0.03], 24)}
         self.files[f"evaluation/{name}/acceptance.json"] = {
             **sets["heldout"],
@@ -375,7 +374,7 @@ def test_every_plot_is_drawn_from_the_run(fake, page):
     assert set(found.plots) == ALL == set(found.figures)
     served = next(x for x in found.figures["positions"]["data"] if "served" in x["name"])
     assert served["y"] == [0.489, 0.262, 0.143]
-    speed = {x["name"]: x["y"] for x in found.figures["speed"]["data"] if x["xaxis"] == "x"}
+    speed = {x["name"]: x["x"] for x in found.figures["speed"]["data"] if x["xaxis"] == "x"}
     assert speed["without drafter"] == [46.0]
     assert speed["with drafter"] == [pytest.approx(46 * 1.09)]
     assert max(found.figures["coverage"]["data"][0]["x"]) == 32000
@@ -417,7 +416,7 @@ def test_several_drafters_stand_side_by_side(fake, page):
     assert {"base, served", "wide, served", "base, validation", "wide, validation"} == names
     stages = found.figures["durations"]["data"][0]["y"]
     assert "train_drafter base" in stages and "train_drafter wide" in stages
-    assert found.figures["speed"]["data"][0]["x"] == ["base, concurrency 1", "wide, concurrency 1"]
+    assert found.figures["speed"]["data"][0]["y"] == ["base, concurrency 1", "wide, concurrency 1"]
 
 
 def test_without_optional_parts(fake, page):
@@ -443,7 +442,11 @@ def test_text_from_the_data_stays_text(fake, page):
     run = fake()
     nasty = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'\ud83d"
     sources = run.files["prompts/report.json"]["sources"]
-    sources[nasty] = {**sources["prompts"], "path": nasty, "examples": {"duplicate": [{"id": nasty}]}}
+    sources[nasty] = {
+        **sources["prompts"],
+        "path": nasty,
+        "examples": {"duplicate": [{"id": nasty}]},
+    }
     run.files["prompts/report.json"]["warnings"] = [nasty]
     run.files["samples/report.json"]["dropped"] = {nasty: 1}
     run.files["samples/report.json"]["examples"] = {nasty: [nasty]}
@@ -525,6 +528,12 @@ def test_a_damaged_file_is_named(fake, name, text, words):
     assert str(path) in str(fault.value)
 
 
+def test_a_drafter_that_is_not_configured_is_named(fake):
+    run = fake().write()
+    with pytest.raises(InputError, match=r"--drafters: other not among .*: base"):
+        read_run(run.folder, ["other"], run.config)
+
+
 def test_the_program_ends_with_one_line_for_a_fault(fake):
     run = fake().write()
     (run.folder / "verifier/fingerprint.json").write_text("{")
@@ -565,7 +574,7 @@ def test_summary_says_what_counts(fake, monkeypatch, capsys):
 
 def test_summary_of_nothing(tmp_path, fake, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path)])
-    with pytest.raises(InputError, match="fingerprint.json: no such file"):
+    with pytest.raises(InputError, match=r"fingerprint.json: no such file"):
         show_summary.main()
     run = fake()
     run.files = {k: v for k, v in run.files.items() if not k.startswith("evaluation")}
@@ -582,13 +591,11 @@ def test_summary_imports_nothing_heavy(fake):
         "runpy.run_path(sys.argv[0], run_name='__main__'); "
         "print([m for m in ('torch', 'vllm', 'plotly', 'numpy', 'pydantic') if m in sys.modules])"
     )
-    start = time.process_time()
     found = subprocess.run(
         [sys.executable, "-c", code, SCRIPTS / "show_summary.py", run.folder],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert found.stdout.endswith("[]\n"), found.stderr
-    assert time.process_time() - start < 1
 
 
 def test_serving_on_gpus_uses_vllm_serve(fake):

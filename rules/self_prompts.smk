@@ -1,0 +1,30 @@
+# Prompts that the verifier writes itself; nothing asks for them when `self_prompts.number` is 0.
+SELF_PROMPTS = [f"{RUN}/prompts/self.jsonl.zst"] if CONFIG.self_prompts.number else []
+
+
+rule write_prompts:
+    input:
+        CHECKED,
+        verifier=FINGERPRINT,
+    output:
+        prompts=f"{RUN}/prompts/self.jsonl.zst",
+        report=f"{RUN}/prompts/self.json",
+    params:
+        settings=as_json(CONFIG.self_prompts),
+        engine=ENGINE,
+        trust=trust(),
+        progress=progress_of("write_prompts"),
+    threads: ALL_CORES
+    resources:
+        engine=1,
+    log:
+        log_of("write_prompts"),
+    benchmark:
+        benchmark_of("write_prompts")
+    conda:
+        ENVIRONMENT
+    shell:
+        "python {SCRIPTS}/write_prompts.py --verifier {input.verifier} --store {STORE}"
+        " --settings {params.settings:q} --engine {params.engine:q} {params.trust}"
+        " --progress-log {params.progress} --output {output.prompts} --report {output.report}"
+        " > {log} 2>&1"

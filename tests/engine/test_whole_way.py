@@ -1,0 +1,239 @@
+"""The whole workflow with a tiny verifier: real vLLM, real speculators; killed and gone on."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import TINY_ENGINE, Project
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+
+NOUNS = "apples boats letters trains friends lakes roads plans answers reasons children stories"
+
+
+def configuration(verifier: Path, run: str, **over) -> dict:
+    return {
+        "run": run,
+        "verifier": {"source": str(verifier)},
+        "corpus": {"sources": ["prompts.jsonl"], "heldout_share": 0.1, "decontaminate": False},
+        "generation": {"max_tokens": 24, **over.get("generation", {})},
+        "samples": {"max_length": 128, "min_supervised_tokens": 4},
+        "hidden_states": {"layer_ids": [1, 2, 4], "samples_per_shard": 16},
+        "engine": TINY_ENGINE,
+        "drafters": {
+            "base": {
+                "vocabulary": 256,
+                "epochs": 2,
+                "sequence_length": 128,
+                "checkpoint_share": 0.2,
+                **over.get("drafter", {}),
+            }
+        },
+        "evaluation": {
+            "prompt_sets": {"other": "other.jsonl"},
+            "max_prompts": 6,
+            "max_tokens": 16,
+            "speed_prompts": 2,
+        },
+    }
+
+
+def write_prompts(path: Path, count: int, seed: int = 0) -> None:
+    choose = random.Random(seed)
+    nouns = NOUNS.split()
+    rows = [
+        {"prompt": f"write {i} words about {choose.choice(nouns)} and {choose.choice(nouns)}"}
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, tiny_verifier):
+    """A finished run: capture on, one drafter."""
+    project = Project(tmp_path_factory.mktemp("whole") / "project")
+    write_prompts(project.folder / "prompts.jsonl", 120)
+    write_prompts(project.folder / "other.jsonl", 5, seed=1)
+    write(project, configuration(tiny_verifier, "one"))
+    start = time.time()
+    done = project.snakemake()
+    assert done.returncode == 0, logs(project, done)
+    project.seconds = time.time() - start
+    return project
+
+
+def write(project, values) -> None:
+    (project.folder / "config/config.yaml").write_text(yaml.safe_dump(values))
+
+
+def logs(project, done) -> str:
+    tails = [p.read_text()[-1500:] for p in project.folder.glob("results/*/logs/*/*.log")]
+    return "\n".join([done.stdout[-3000:], done.stderr[-3000:], *tails])
+
+
+def test_acceptance_is_reported_by_set_as_vllm_counts(whole):
+    found = whole.read("results/one/evaluation/base/acceptance.json")
+    assert set(found["prompt_sets"]) == {"heldout", "other"}
+    for part in (found, *found["prompt_sets"].values()):
+        assert part["num_drafts"] > 0
+        assert part["acceptance_length"] == pytest.approx(
+            1 + part["num_accepted_tokens"] / part["num_drafts"]
+        )
+        rates = part["acceptance_per_position"]
+        assert len(rates) == 3
+        assert rates == sorted(rates, reverse=True)  # cumulative
+        assert sum(rates) == pytest.approx(part["acceptance_length"] - 1)
+
+
+def test_speed_is_reported_for_both_sides(whole):
+    found = whole.read("results/one/evaluation/base/speed.json")
+    assert found["without"][0]["tokens_per_second"] > 0
+    assert found["speedup"][0]["ratio"] == pytest.approx(
+        found["with"][0]["tokens_per_second"] / found["without"][0]["tokens_per_second"]
+    )
+
+
+def test_one_pass_left_nothing_to_extract(whole):
+    lane = whole.read("results/one/hidden_states/lane-0.json")
+    report = whole.read("results/one/samples/report.json")
+    assert lane["extracted_samples"] == 0
+    assert lane["samples"] == report["train"]["samples"] + report["heldout"]["samples"] > 100
+    assert whole.read("results/one/responses/manifest.json")["captured"]["failed"] == []
+
+
+def test_metrics_hold_every_step_and_the_last_validation(whole):
+    text = (whole.folder / "results/one/drafters/base/metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    steps = [x["step"] for x in lines if not x.get("validation")]
+    assert steps == list(range(len(steps)))
+    assert [x["epoch"] for x in lines if x.get("validation")] == [0, 1]
+    assert lines[-1]["validation"]
+
+
+def test_the_drafter_is_complete_and_names_no_place(whole):
+    model = whole.folder / "results/one/drafters/base/model"
+    config = (model / "config.json").read_text()
+    assert str(whole.folder) not in config
+    assert "/tmp" not in config
+    assert (model / "model.safetensors").stat().st_size > 0
+
+
+def test_the_report_opens_offline(whole):
+    text = (whole.folder / "results/one/report.html").read_text()
+    assert 'src="http' not in text
+    assert len(text) > 100_000
+
+
+def test_nothing_is_left_to_do(whole):
+    assert whole.planned() == set()
+
+
+def test_two_passes_give_the_same_samples_and_shards_and_like_states(whole, tiny_verifier):
+    sys.path.insert(0, str(whole.folder / "scripts"))
+    import torch
+
+    from aerie.hidden_states import Shard
+
+    first = whole.folder / "results/store/hidden_states"
+    kept = whole.folder / "one-pass"
+    first.rename(kept)
+    values = configuration(tiny_verifier, "two", generation={"capture": False})
+    write(whole, values)
+    done = whole.snakemake("results/two/hidden_states/lane-0.json")
+    assert done.returncode == 0, logs(whole, done)
+    assert whole.read("results/two/responses/manifest.json")["generated"] == 0
+    lane = whole.read("results/two/hidden_states/lane-0.json")
+    assert lane["extracted_samples"] == lane["samples"]
+    names = {p.name for p in kept.rglob("*.safetensors")}
+    assert names == {p.name for p in first.rglob("*.safetensors")}
+    compared = 0
+    for path in first.rglob("*.safetensors"):
+        with Shard(path) as two, Shard(kept / path.relative_to(first)) as one:
+            assert [s["key"] for s in one.samples] == [s["key"] for s in two.samples]
+            a, b = one.read(0), two.read(0)
+            assert torch.equal(a.tokens, b.tokens)
+            error = (a.states.float() - b.states.float()).norm() / b.states.float().norm()
+            assert error < 0.02
+            compared += 1
+    assert compared > 3
+    write(whole, configuration(tiny_verifier, "one"))
+
+
+def killed_when(project, condition, *targets, timeout=400) -> None:
+    """Start the workflow; SIGKILL its whole process group as soon as `condition` holds."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "2", *targets],
+        cwd=project.folder,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    end = time.time() + timeout
+    while not condition():
+        assert process.poll() is None, "the workflow ended before it could be killed"
+        assert time.time() < end, "what should have been there to be killed did not come"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def go_on(project, *targets):
+    """The way on that the README names: the same command again."""
+    script = project.folder / "scripts/run_workflow.sh"
+    return subprocess.run(
+        ["bash", str(script), sys.executable, "-m", "snakemake", "--cores", "2", *targets],
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+
+
+def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_verifier):
+    project = Project(tmp_path / "project")
+    write_prompts(project.folder / "prompts.jsonl", 400)
+    write_prompts(project.folder / "other.jsonl", 5, seed=1)
+    write(
+        project,
+        configuration(
+            tiny_verifier, "k", generation={"capture": False}, drafter={"checkpoint_share": 0.05}
+        ),
+    )
+    store = project.folder / "results/store"
+
+    killed_when(project, lambda: any(store.glob("answers/*/*.zst")))
+    done = go_on(project, "results/k/responses/manifest.json")
+    assert done.returncode == 0, logs(project, done)
+    manifest = project.read("results/k/responses/manifest.json")
+    assert manifest["reused"] >= 32
+    assert manifest["reused"] + manifest["generated"] == 400
+
+    killed_when(project, lambda: any(store.glob("hidden_states/*/*.safetensors")))
+    done = go_on(project, "results/k/hidden_states/lane-0.json")
+    assert done.returncode == 0, logs(project, done)
+    lane = project.read("results/k/hidden_states/lane-0.json")
+    assert 0 < lane["extracted_samples"] < lane["samples"]
+    assert not list(store.rglob(".*.tmp")) or lane["samples"]
+
+    killed_when(project, lambda: any(store.glob("drafters/*/checkpoints/step-*")))
+    (checkpoint,) = store.glob("drafters/*/checkpoints/step-*")
+    reached = int(checkpoint.name.split("-")[1])
+    done = go_on(project)
+    assert done.returncode == 0, logs(project, done)
+    text = (project.folder / "results/k/drafters/base/metrics.jsonl").read_text()
+    steps = [x["step"] for x in map(json.loads, text.splitlines()) if not x.get("validation")]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > reached > 0
+    log = (project.folder / "results/k/logs/train_drafter/base.log").read_text()
+    assert "Resuming" in log
+    assert "Nothing to be done" in (lambda d: d.stdout + d.stderr)(go_on(project))

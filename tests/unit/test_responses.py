@@ -1,0 +1,118 @@
+"""Conversations and the store of answers, with a stand-in for the engine."""
+
+import pytest
+
+from aerie.chat import ChatTemplate
+from aerie.engine import Answer
+from aerie.responses import AnswerStore, Sampling, converse, describe, generate
+
+SAMPLING = Sampling(temperature=0.0, top_p=1.0, max_tokens=8, max_length=200, seed=0)
+
+
+class FakeEngine:
+    """Answers every prompt with the same tokens; counts what it was asked."""
+
+    def __init__(self, template, text="a plan", finish="stop", fail_after=None):
+        self.tokens = template.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if finish == "stop":
+            self.tokens = [*self.tokens, template.tokenizer.eos_token_id]
+        self.finish, self.fail_after, self.asked = finish, fail_after, []
+
+    def run(self, requests, **_):
+        while (request := next(requests, None)) is not None:
+            self.asked.append(request)
+            if self.fail_after is not None and len(self.asked) > self.fail_after:
+                raise RuntimeError("engine died")
+            yield Answer(request.key, request.prompt, self.tokens, self.finish, None)
+
+
+@pytest.fixture(scope="module")
+def template(tiny_verifier):
+    return ChatTemplate.load(tiny_verifier)
+
+
+def records(count, turns=1):
+    return [
+        {
+            "id": f"{number:032x}",
+            "source": "s",
+            "messages": [
+                {"role": "user", "content": f"count to {number}, {turn}"} for turn in range(turns)
+            ],
+        }
+        for number in range(count)
+    ]
+
+
+def answer_all(engine, template, store, rows, known=None):
+    known = {} if known is None else known
+    generate(engine, {"train": rows}, template, SAMPLING, store, known, None, lambda *_: None)
+    return known
+
+
+def test_what_was_answered_is_not_asked_again(tmp_path, template):
+    store = AnswerStore(tmp_path, "k")
+    answer_all(FakeEngine(template), template, store, records(5))
+    again = AnswerStore(tmp_path, "k")
+    known = again.load()
+    assert len(known) == 5
+    engine = FakeEngine(template)
+    answer_all(engine, template, again, records(7), known)
+    assert len(engine.asked) == 2
+    assert len(AnswerStore(tmp_path, "k").load()) == 7
+
+
+def test_an_engine_that_dies_loses_nothing_that_was_answered(tmp_path, template):
+    store = AnswerStore(tmp_path, "k")
+    with pytest.raises(RuntimeError):
+        answer_all(FakeEngine(template, fail_after=50), template, store, records(80))
+    assert len(AnswerStore(tmp_path, "k").load()) == 50
+
+
+def test_a_damaged_answers_file_is_moved_aside_and_answered_again(tmp_path, template):
+    store = AnswerStore(tmp_path, "k")
+    answer_all(FakeEngine(template), template, store, records(3))
+    (path,) = store.folder.glob("*.zst")
+    path.write_bytes(path.read_bytes()[:-5])
+    assert AnswerStore(tmp_path, "k").load() == {}
+    assert list(store.folder.glob("*.damaged"))
+
+
+def test_each_turn_is_answered_with_the_answers_before_it(template):
+    engine = FakeEngine(template)
+    ((conversation, _),) = converse(engine, records(1, turns=3), template, SAMPLING)
+    row = conversation.row()
+    assert row["finishes"] == ["stop"] * 3
+    (sample,) = row["samples"]
+    assert len(sample["spans"]) == 3
+    # The second prompt begins with the first and its answer, token for token.
+    first, second, third = (r.prompt for r in engine.asked)
+    assert second[: len(first) + len(engine.tokens)] == first + engine.tokens
+    assert third[: len(second) + len(engine.tokens)] == second + engine.tokens
+    for start, end in sample["spans"]:
+        assert sample["ids"][start:end] == engine.tokens
+
+
+def test_a_prompt_that_fills_the_window_is_counted_and_never_asked(template):
+    long = records(1)
+    long[0]["messages"][0]["content"] = "apples " * 300
+    engine = FakeEngine(template)
+    found = list(converse(engine, long, template, SAMPLING))
+    assert engine.asked == []
+    assert found[0][0].row()["dropped"] == "prompt fills the window"
+
+
+def test_cut_answers_are_kept_and_counted(tmp_path, template):
+    known = answer_all(
+        FakeEngine(template, finish="length"), template, AnswerStore(tmp_path, "k"), records(4)
+    )
+    counts = describe(known, list(known))
+    assert (counts["answers"], counts["truncated"]) == (4, 4)
+
+
+def test_settings_that_do_not_matter_do_not_change_the_key():
+    greedy = Sampling(0.0, 1.0, 8, 200, seed=1).key("f")
+    assert greedy == Sampling(0.0, 0.5, 8, 200, seed=2).key("f")
+    sampled = {Sampling(0.7, 1.0, 8, 200, seed).key("f") for seed in (1, 2)}
+    assert len(sampled) == 2
+    assert greedy != Sampling(0.0, 1.0, 8, 200, seed=1).key("another verifier")

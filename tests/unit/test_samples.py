@@ -1,0 +1,127 @@
+import pytest
+
+from aerie.chat import ChatTemplate
+from aerie.samples import (
+    Counts,
+    Dropped,
+    describe_shard,
+    read_samples,
+    rows_of_answer,
+    rows_of_conversation,
+    summarize,
+    write_samples,
+)
+
+LIMITS = {"max_length": 64, "min_supervised_tokens": 3}
+RECORD = {"id": "r", "source": "s", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def template(tiny_verifier):
+    return ChatTemplate.load(tiny_verifier)
+
+
+def answer(ids, *spans):
+    return {"id": "r", "samples": [{"ids": ids, "spans": [list(s) for s in spans]}]}
+
+
+def test_a_generated_answer_s_last_token_is_beside_the_row():
+    # Prompt 10 11 12, answer 20 21 22 2: the last was never an input, so it has no state.
+    (row,) = rows_of_answer(RECORD, "train", answer([10, 11, 12, 20, 21, 22, 2], (3, 7)), LIMITS)
+    assert row.input_ids == [10, 11, 12, 20, 21, 22]
+    assert row.loss_mask == [False, False, False, True, True, True]
+    assert (row.last_turn, row.next_token) == (3, 2)
+
+
+def test_every_answer_of_a_conversation_is_supervised():
+    found = answer([1, 20, 21, 2, 9, 9, 30, 31, 2], (1, 4), (6, 9))
+    (row,) = rows_of_answer(RECORD, "train", found, LIMITS)
+    assert row.loss_mask == [False, True, True, True, False, False, True, True]
+    assert row.last_turn == 6
+
+
+def test_too_short_and_unanswered_records_are_dropped_with_a_reason():
+    with pytest.raises(Dropped, match="too few supervised tokens"):
+        rows_of_answer(RECORD, "train", answer([1, 2, 3, 4], (2, 4)), LIMITS)
+    with pytest.raises(Dropped, match="prompt fills the window"):
+        rows_of_answer(RECORD, "train", {"id": "r", "dropped": "prompt fills the window"}, LIMITS)
+
+
+def test_a_template_that_starts_anew_gives_a_sample_a_turn():
+    found = {
+        "id": "r",
+        "samples": [
+            {"ids": [1, 20, 21, 22, 2], "spans": [[1, 5]]},
+            {"ids": [1, 7, 7, 30, 31, 32, 2], "spans": [[3, 7]]},
+        ],
+    }
+    rows = rows_of_answer(RECORD, "heldout", found, LIMITS)
+    assert [r.id for r in rows] == ["r", "r-1"]
+    assert {r.record for r in rows} == {"r"}
+
+
+def conversation(text):
+    return {
+        "id": "r",
+        "source": "s",
+        "messages": [
+            {"role": "user", "content": "count apples"},
+            {"role": "assistant", "content": text},
+        ],
+    }
+
+
+def test_a_kept_answer_is_supervised_and_nothing_else(template):
+    text = "the children count and write letters"
+    (row,) = rows_of_conversation(conversation(text), "train", template, LIMITS)
+    ids = [i for i, m in zip(row.input_ids, row.loss_mask, strict=True) if m]
+    assert template.decode(ids).strip() == text
+    rest = [i for i, m in zip(row.input_ids, row.loss_mask, strict=True) if not m]
+    assert "children" not in template.decode(rest)
+
+
+def test_a_kept_answer_that_begins_behind_the_window_is_dropped(template):
+    record = conversation("a plan")
+    record["messages"][0]["content"] = "apples and " * 80
+    with pytest.raises(Dropped, match="prompt fills the window"):
+        rows_of_conversation(record, "train", template, LIMITS)
+
+
+def test_a_kept_answer_is_cut_at_the_window(template):
+    record = conversation("letters about trains " * 60)
+    (row,) = rows_of_conversation(record, "train", template, LIMITS)
+    assert len(row.input_ids) == 64
+    assert row.next_token >= 0
+
+
+def test_rows_survive_the_file(tmp_path):
+    rows = rows_of_answer(RECORD, "train", answer([10, 20, 21, 22, 2], (1, 5)), LIMITS)
+    write_samples(tmp_path / "x.parquet", rows)
+    assert read_samples(tmp_path / "x.parquet") == {"r": rows[0]}
+
+
+def test_a_shard_s_name_follows_its_tokens_and_their_order():
+    rows = rows_of_answer(RECORD, "train", answer([10, 20, 21, 22, 2], (1, 5)), LIMITS)
+    other = rows_of_answer(RECORD, "train", answer([11, 20, 21, 22, 2], (1, 5)), LIMITS)
+    names = {
+        describe_shard("train", part)["id"] for part in (rows, other, rows + other, other + rows)
+    }
+    assert len(names) == 4
+    assert describe_shard("train", rows + other)["tokens"] == 8
+
+
+def test_reasons_are_counted_with_three_examples():
+    counts = Counts()
+    for number in range(5):
+        counts.drop(f"r{number}", "too short")
+    report = counts.report()
+    assert report["dropped"] == {"too short": 5}
+    assert report["examples"]["too short"] == ["r0", "r1", "r2"]
+
+
+def test_the_summary_by_hand():
+    rows = rows_of_answer(RECORD, "train", answer([10, 20, 21, 22, 2], (1, 5)), LIMITS)
+    found = summarize(rows)
+    assert (found["samples"], found["tokens"], found["supervised_tokens"]) == (1, 4, 3)
+    assert found["supervised_share"] == pytest.approx(0.75)
+    assert found["length"]["max"] == 4

@@ -1,0 +1,176 @@
+"""What would run after a change: dry runs on a results folder made of empty outputs."""
+
+import itertools
+import json
+
+import pytest
+
+FAR = {
+    "import_verifier",
+    "check_run",
+    "collect_prompts",
+    "generate_responses",
+    "tokenize_samples",
+    "map_vocabulary",
+    "extract_hidden_states",
+    "train_drafter",
+    "measure_acceptance",
+    "measure_speed",
+    "render_report",
+}
+TRAINED = {"train_drafter", "measure_acceptance", "measure_speed", "render_report"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A project in which everything seems to have run: outputs touched, and recorded as made."""
+    from conftest import Project
+
+    project = Project(tmp_path_factory.mktemp("workflow") / "project")
+    script = project.folder / "scripts"
+    for path in script.glob("*.py"):
+        path.write_text(STAND_IN)
+    done = project.snakemake()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return project
+
+
+# Stands for every script: creates what it is told to write.
+STAND_IN = """
+import sys
+from pathlib import Path
+
+written = {"--output", "--samples", "--shards", "--report", "--model", "--metrics"}
+name = Path(sys.argv[0]).stem
+arguments = sys.argv[1:]
+for flag, value in zip(arguments, arguments[1:]):
+    path = Path(value)
+    if flag not in written or (flag == "--samples" and name != "tokenize_samples"):
+        continue
+    if flag == "--shards" and name != "tokenize_samples":
+        continue
+    if name == "collect_prompts" or (name == "map_vocabulary" and flag == "--output"):
+        path.mkdir(parents=True, exist_ok=True)
+        names = {
+            "collect_prompts": ["train.jsonl.zst", "heldout.jsonl.zst", "report.json"],
+            "map_vocabulary": ["t2d.npy", "d2t.npy", "coverage.json"],
+        }[name]
+        for part in names:
+            (path / part).write_text("{}")
+    elif flag == "--model":
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text("{}")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+"""
+
+
+def test_all_runs_at_first(project):
+    assert project.planned() == FAR
+
+
+def test_nothing_runs_twice(finished):
+    assert finished.planned() == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("drafters={base: {learning_rate: 5e-4}}", {"check_run"} | TRAINED),
+        ("drafters={base: {vocabulary: 1000}}", {"check_run", "map_vocabulary"} | TRAINED),
+        ("drafters={base: {vocabulary: full}}", {"check_run"} | TRAINED),
+        ("drafters={second: {epochs: 1, vocabulary: 4000}}", {"check_run"} | TRAINED),
+        (
+            "evaluation={num_speculative_tokens: 5}",
+            {"check_run", "measure_acceptance", "measure_speed", "render_report"},
+        ),
+        ("evaluation={concurrencies: [1, 4]}", {"check_run", "measure_speed", "render_report"}),
+        ("generation={max_tokens: 64}", FAR - {"import_verifier", "collect_prompts"}),
+        ("verifier={source: other/model}", FAR - {"collect_prompts"}),
+        ("corpus={heldout_share: 0.2}", FAR - {"import_verifier"}),
+        (
+            "samples={min_supervised_tokens: 4}",
+            FAR - {"import_verifier", "collect_prompts"},
+        ),
+    ],
+)
+def test_a_changed_key_reruns_what_depends_on_it(finished, change, expected):
+    assert finished.planned("--config", change) == expected
+
+
+def test_a_changed_benchmark_is_measured_again_and_nothing_above_it(finished):
+    path = finished.folder / "resources/benchmark.jsonl"
+    before = path.read_bytes()
+    try:
+        path.write_bytes(before + b'{"prompt": "And what of the moon?"}\n')
+        assert finished.planned() == {"measure_acceptance", "render_report"}
+    finally:
+        path.write_bytes(before)
+        finished.snakemake("--touch")
+
+
+def test_more_prompts_rerun_from_the_prompts_on(finished):
+    path = finished.folder / "resources/prompts/more.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Count to {i}."}) + "\n" for i in range(40)))
+    try:
+        assert finished.planned() == FAR - {"import_verifier", "check_run"}
+    finally:
+        path.unlink()
+
+
+def test_touched_and_edited_scripts_rerun_nothing(finished):
+    for path in (finished.folder / "scripts").rglob("*.py"):
+        path.write_text(path.read_text() + "\n# a comment\n")
+    assert finished.planned() == set()
+
+
+def test_a_second_configuration_file_is_laid_over_the_first(finished, tmp_path):
+    over = tmp_path / "over.yaml"
+    over.write_text("drafters:\n  base:\n    learning_rate: 1e-4\n")
+    assert finished.planned("--configfile", str(over)) == {"check_run"} | TRAINED
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("drafters={base: {learning_rat: 1}}", "did you mean 'learning_rate'?"),
+        ("run=2023_02", "run: found 202302"),
+        ("corpus={sources: [nowhere.jsonl]}", "nowhere.jsonl: no such file"),
+    ],
+)
+def test_a_wrong_value_stops_before_anything(project, change, message):
+    done = project.snakemake("--dry-run", "--config", change)
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_text_that_looks_like_a_number_can_be_a_name(project):
+    done = project.snakemake("--dry-run", "--config", 'run="2023_02"')
+    assert done.returncode == 0
+    assert "results/2023_02/report.html" in done.stdout + done.stderr
+
+
+def test_heavy_jobs_never_run_side_by_side(project):
+    for path in (project.folder / "scripts").glob("*.py"):
+        path.write_text(STAND_IN + SLOW)
+    change = "drafters={a: {vocabulary: full}, b: {vocabulary: full}, c: {vocabulary: full}}"
+    done = project.snakemake("--config", change)
+    assert done.returncode == 0, done.stdout + done.stderr
+    times = [line.split() for line in (project.folder / "times.txt").read_text().splitlines()]
+    spans = sorted((float(start), float(end)) for start, end in times)
+    # Generation and extraction, then training and two measurements for each of four drafters.
+    assert len(spans) == 2 + 4 * 3
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+
+
+SLOW = """
+import time
+
+if name.startswith(("generate", "extract", "train", "measure")):
+    start = time.time()
+    time.sleep(0.3)
+    with open("times.txt", "a") as file:
+        file.write(f"{start} {time.time()}\\n")
+"""
