@@ -53,12 +53,13 @@ class Misfit(Exception):
 class Failed(Exception):
     """A request that is to be asked again. `wait`: seconds that the server asked for.
 
-    `suspect`: the request itself may be the cause.
+    `busy`: the server only has too much to do. `suspect`: it had just answered another request,
+    so this one may be the cause.
     """
 
-    def __init__(self, message: str, wait: float = 0.0, suspect: bool = True):
+    def __init__(self, message: str, wait: float = 0.0, busy: bool = False):
         super().__init__(message)
-        self.wait, self.suspect = wait, suspect
+        self.wait, self.busy, self.suspect = wait, busy, False
 
 
 class TurnedDown(Exception):
@@ -86,13 +87,15 @@ class Patience:
 
     The wait after a failure doubles from `first` to `most` seconds; after `tries` failures with
     nothing between an endpoint counts as dead (with the defaults after about two minutes).
-    `connect` and `answer`: seconds for a connection, and for a whole answer.
+    A request that fails `tries` times while others are answered is given up. `connect`, `probe`
+    and `answer`: seconds for a connection, for a first word of a server, for a whole answer.
     """
 
     first: float = 1.0
     most: float = 60.0
     tries: int = 8
     connect: float = 10.0
+    probe: float = 60.0
     answer: float = 3600.0
 
     def wait(self, failures: int) -> float:
@@ -105,7 +108,8 @@ class Server:
 
     `form`: how requests are put to it, None until one was accepted. `room`: requests at a time;
     after a failure a single one goes ahead, and every answer doubles the room again. `opened`:
-    it was looked at (see `Endpoints._open`) and has not failed since.
+    it was looked at (see `Endpoints._open`) and has not failed since. `given_up`: requests that
+    it could not answer, since the last that it could.
     """
 
     def __init__(self, url: str, concurrency: int, patience: Patience):
@@ -113,13 +117,13 @@ class Server:
         self.form: int | None = None
         self.opened = self.unfit = False
         self.room, self.flying = concurrency, 0
-        self.answers = self.failures = 0
+        self.answers = self.failures = self.given_up = 0
         self.error = ""
         self.rests_until = self._failed_at = 0.0
 
     @property
     def dead(self) -> bool:
-        return self.unfit or self.failures >= self.patience.tries
+        return self.unfit or max(self.failures, self.given_up) >= self.patience.tries
 
     def free(self, now: float) -> bool:
         return not self.unfit and self.flying < self.room and now >= self.rests_until
@@ -129,6 +133,7 @@ class Server:
             print(f"{self.url} answers again", file=sys.stderr)
         self.failures = 0
         self.answers += 1
+        self.given_up = 0
         self.room = min(self.concurrency, 2 * self.room)
 
     def fail(self, error: str, started: float, wait: float = 0.0) -> None:
@@ -152,10 +157,15 @@ class Server:
 
 @dataclass
 class Job:
-    """A request on its way, and how often it failed."""
+    """A request on its way.
+
+    `failures`: how often it failed while the server answered others. `seen`: answers that all
+    servers had given when it last failed, None before.
+    """
 
     request: Request
     failures: int = 0
+    seen: int | None = None
 
 
 def first_model(urls: list[str], patience: Patience | None = None) -> str:
@@ -182,7 +192,8 @@ def first_model(urls: list[str], patience: Patience | None = None) -> str:
     raise EndpointError(
         "no endpoint tells which model it serves:\n  "
         + "\n  ".join(f"{url}: {fault}" for url, fault in faults.items())
-        + "\nStart the servers, or correct generation.endpoints"
+        + "\nStart the servers or correct generation.endpoints; with "
+        "generation.endpoint_model set, answers kept earlier are found without them"
     )
 
 
@@ -211,6 +222,8 @@ class Endpoints:
         self.patience = patience or Patience()
         self.servers = [Server(url, concurrency, self.patience) for url in urls]
         self._turn_end = _end_of_turn(template)
+        hello = template.prompt_ids([{"role": "user", "content": "Hello"}])
+        self._greeting = Request("", hello, 1)
         self._eos_texts = {i: self._decode([i]) for i in sorted(template.eos_ids)}
         self._runner = asyncio.Runner()
         self._client = httpx.AsyncClient(
@@ -328,15 +341,21 @@ class Endpoints:
         except Misfit as error:
             server.dismiss(str(error))
         except TurnedDown as error:
-            if server.answers:
+            if server.form is not None:
                 print(f"{server.url}, record {request.key}: {error}", file=sys.stderr)
                 reason = f"the endpoint refuses the request (HTTP {error.status})"
                 return _refuse(request, reason, again=True)
             server.fail(str(error), started)
         except Failed as error:
+            given = sum(s.answers for s in self.servers)
+            between = job.seen is not None and given > job.seen
+            job.failures += not error.busy and (error.suspect or between)
+            job.seen = given
+            if error.suspect and not error.busy:
+                server.failures = 0
             server.fail(str(error), started, error.wait)
-            job.failures += error.suspect
-            if job.failures >= self.patience.tries and server.answers:
+            if job.failures >= self.patience.tries:
+                server.given_up += 1
                 print(f"{server.url}, record {request.key}: {error}", file=sys.stderr)
                 return _refuse(request, "the endpoint fails on the request", again=True)
         else:
@@ -357,15 +376,26 @@ class Endpoints:
         for server, fault in zip(self.servers, opened, strict=True):
             if isinstance(fault, Misfit):
                 raise EndpointError(f"{server.url}: {fault}")
-            if isinstance(fault, Failed | TurnedDown):
-                server.fail(str(fault), started, getattr(fault, "wait", 0.0))
+            if isinstance(fault, Failed):
+                server.fail(str(fault), started, fault.wait)
             elif fault is not None:
                 raise fault
 
     async def _open(self, server: Server) -> None:
-        """Compare the server with the configuration; a server without a list is believed."""
-        # With little patience, so that a server that hangs holds no request for long.
-        response = await self._send("GET", f"{server.url}/models", timeout=self.patience.connect)
+        try:
+            await self._look_at(server)
+        except TurnedDown as error:
+            raise Failed(str(error)) from None
+        server.opened = True
+
+    async def _look_at(self, server: Server) -> None:
+        """Compare the server with the configuration; a server without a list is believed.
+
+        One that failed before has to give a token first: a request is not lost to a server that
+        hangs, and one that fails nevertheless is known to be the cause.
+        """
+        url, timeout = f"{server.url}/models", self.patience.probe
+        response = await self._send("GET", url, timeout=timeout)
         if response.status_code not in (404, 405, 501):
             _check(response)
             models = {m["id"]: m for m in _models(response)}
@@ -380,37 +410,46 @@ class Endpoints:
                     f"it takes {room} tokens, samples.max_length is {self.max_model_len}; lower "
                     "that or start the server with a larger window"
                 )
-        server.opened = True
+        if server.failures:
+            body = {"model": self.model, "max_tokens": 1, "temperature": 0.0}
+            await self._put(server, self._greeting, body, timeout=timeout)
 
     async def _ask(self, server: Server, request: Request, body: dict[str, Any]) -> Answer:
-        """Put one request, in the first form that the server accepts (remembered)."""
-        if not server.opened:
-            try:
+        """Ask one thing of a server, looking at the server first where that is due."""
+        failed_before = server.failures > 0
+        try:
+            if not server.opened:
                 await self._open(server)
-            except Failed as error:
-                error.suspect = False
-                raise
+            form, response = await self._put(server, request, body)
+            return self._read(request, _json(response), form)
+        except Unverified as error:
+            return _refuse(request, error.reason)
+        except Failed as error:
+            error.suspect = failed_before and server.opened
+            raise
+
+    async def _put(
+        self, server: Server, request: Request, body: dict[str, Any], **options: Any
+    ) -> tuple[int, httpx.Response]:
+        """Put a request in the first form that the server accepts (remembered).
+
+        Raises `Unverified` when that form cannot hold it, `TurnedDown` when none is accepted.
+        """
         turned_down = None
         for form in FORMS if server.form is None else (server.form,):
-            try:
-                prompt = request.prompt if form == IDS else self._as_text(request.prompt)
-            except Unverified as error:
-                return _refuse(request, error.reason)
+            prompt = request.prompt if form == IDS else self._as_text(request.prompt)
             extra = {} if form == PLAIN else {**BEYOND_OPENAI}
             if request.end_ids:
                 extra["stop_token_ids"] = list(request.end_ids)
-            url = f"{server.url}/completions"
-            response = await self._send("POST", url, json={**body, **extra, "prompt": prompt})
+            full = {**body, **extra, "prompt": prompt}
+            response = await self._send("POST", f"{server.url}/completions", json=full, **options)
             try:
                 _check(response)
             except TurnedDown as error:
                 turned_down = error
                 continue
             server.form = form if server.form is None else min(form, server.form)
-            try:
-                return self._read(request, _json(response), form)
-            except Unverified as error:
-                return _refuse(request, error.reason)
+            return form, response
         assert turned_down is not None
         raise turned_down
 
@@ -538,7 +577,7 @@ def _check(response: httpx.Response) -> None:
         raise TurnedDown(message, status)
     if status in (408, 425, 429) or status >= 500:
         wait = response.headers.get("retry-after", "")
-        raise Failed(message, float(wait) if wait.isdecimal() else 0.0, status != 429)
+        raise Failed(message, float(wait) if wait.isdecimal() else 0.0, busy=status == 429)
     if status in (401, 403):
         message += f"; set the environment variable {API_KEY} to a key that it accepts"
     elif status in (404, 405):

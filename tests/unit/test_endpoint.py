@@ -15,7 +15,7 @@ from aerie.engine import Request
 from aerie.files import InputError
 from aerie.responses import AnswerStore, Sampling, converse, describe, generate
 
-HASTE = Patience(first=0.01, most=0.04, tries=4, connect=2.0, answer=5.0)
+HASTE = Patience(first=0.01, most=0.04, tries=4, connect=5.0, answer=20.0)
 GREEDY = Sampling(0.0, 1.0, max_tokens=24, max_length=200, seed=0, model="tiny")
 
 
@@ -273,7 +273,8 @@ def test_a_request_that_failed_is_asked_again(template, faults):
     ):
         answers = run(endpoints, asked(template, 3))
     assert [a.tokens for a in answers] == [expected(template)] * 3
-    assert len(server.bodies) == 3 + len(faults)
+    assert not server.faults
+    assert len(server.bodies) >= 3 + len(faults)
 
 
 def empty_once(**choice):
@@ -305,7 +306,7 @@ def test_an_empty_or_broken_answer_is_asked_again(template, choice):
     ):
         (answer,) = run(endpoints, asked(template))
     assert answer.tokens == expected(template)
-    assert len(server.bodies) == 2
+    assert sum(b["max_tokens"] > 1 for b in server.bodies) == 2
 
 
 def test_one_request_that_always_fails_does_not_stop_the_others(template):
