@@ -107,6 +107,7 @@ class Project:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        folder.mkdir(parents=True)
         for name in ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "resources"):
             source = ROOT / name
             if source.is_dir():

@@ -138,7 +138,7 @@ class SelfPrompts(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature of sampling."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """Nucleus sampling; small verifiers write better prompts with less, such as 0.9."""
+    """Nucleus sampling; a smaller value keeps unlikely words out."""
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Longest prompt, tokens; one that has not ended by then is dropped and counted."""
     min_tokens: Annotated[int, Field(ge=1)] = 4

@@ -89,6 +89,7 @@ def test_nothing_runs_twice(finished):
         ("generation={max_tokens: 64}", FAR - {"import_verifier", "collect_prompts"}),
         ("verifier={source: other/model}", FAR - {"collect_prompts"}),
         ("corpus={heldout_share: 0.2}", FAR - {"import_verifier"}),
+        ("self_prompts={number: 10}", FAR - {"import_verifier"} | {"write_prompts"}),
         (
             "samples={min_supervised_tokens: 4}",
             FAR - {"import_verifier", "collect_prompts"},
