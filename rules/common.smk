@@ -8,7 +8,8 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 from snakemake.exceptions import WorkflowError
 
 from aerie.config import load_config
-from aerie.files import InputError
+from aerie.files import InputError, read_json
+from aerie.verifier import check_config
 
 try:
     CONFIG = load_config(config)
@@ -55,6 +56,15 @@ def trust():
 
 
 FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
-# A change of the settings checks them again, but is no reason to run what was checked.
-CHECKED = ancient(f"{RUN}/checks.json")
+# Named in a shell line and not in `params`: the import checks the configuration against the
+# verifier, but a changed configuration is no reason to import it again. (A rule of its own with
+# `ancient` output would not do: Snakemake 9.27.1 then overlooks changed params further down.)
+CHECKED = as_json(CONFIG)
+if os.path.exists(FINGERPRINT):
+    found = read_json(FINGERPRINT)
+    if found["source"] == CONFIG.verifier.source:
+        try:
+            check_config(CONFIG, found)
+        except InputError as error:
+            raise WorkflowError(str(error)) from None
 ENGINE = as_json(CONFIG.engine)

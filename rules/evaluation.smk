@@ -1,6 +1,5 @@
 rule measure_acceptance:
     input:
-        CHECKED,
         drafter=f"{RUN}/drafters/{{name}}/model",
         verifier=FINGERPRINT,
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
@@ -40,7 +39,6 @@ rule measure_acceptance:
 
 rule measure_speed:
     input:
-        CHECKED,
         drafter=f"{RUN}/drafters/{{name}}/model",
         verifier=FINGERPRINT,
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",

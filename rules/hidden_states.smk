@@ -1,6 +1,5 @@
 rule extract_hidden_states:
     input:
-        CHECKED,
         samples=f"{RUN}/samples/samples.parquet",
         shards=f"{RUN}/samples/shards.json",
         verifier=FINGERPRINT,

@@ -20,7 +20,6 @@ ENDPOINTS = (
 
 rule generate_responses:
     input:
-        CHECKED,
         train=f"{RUN}/prompts/train.jsonl.zst",
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
         verifier=FINGERPRINT,
@@ -36,7 +35,11 @@ rule generate_responses:
         capture=CAPTURE,
         first_turn_only=flag("--first-turn-only", CONFIG.generation.first_turn_only),
         asks_endpoints=bool(CONFIG.generation.endpoints),
-        endpoint_model=CONFIG.generation.endpoint_model or "",
+        endpoint_model=(
+            ["--endpoint-model", CONFIG.generation.endpoint_model]
+            if CONFIG.generation.endpoint_model
+            else []
+        ),
         engine=ENGINE,
         trust=trust(),
         progress=progress_of("generate_responses"),
@@ -56,5 +59,5 @@ rule generate_responses:
         " --max-length {params.max_length}"
         " --min-supervised-tokens {params.min_supervised_tokens} --seed {params.seed}"
         " --capture {params.capture:q} --engine {params.engine:q} {params.trust}"
-        " {params.first_turn_only} --endpoint-model {params.endpoint_model:q} {ENDPOINTS}"
+        " {params.first_turn_only} {params.endpoint_model:q} {ENDPOINTS}"
         " --progress-log {params.progress} --output {output} > {log} 2>&1"

@@ -4,7 +4,6 @@ SELF_PROMPTS = [f"{RUN}/prompts/self.jsonl.zst"] if CONFIG.self_prompts.number e
 
 rule write_prompts:
     input:
-        CHECKED,
         verifier=FINGERPRINT,
     output:
         prompts=f"{RUN}/prompts/self.jsonl.zst",

@@ -16,7 +16,6 @@ def launcher_of(wildcards):
 
 rule train_drafter:
     input:
-        CHECKED,
         samples=f"{RUN}/samples/samples.parquet",
         lanes=expand(
             f"{RUN}/hidden_states/lane-{{lane}}.json", lane=range(CONFIG.hidden_states.lanes)

@@ -12,20 +12,4 @@ rule import_verifier:
         ENVIRONMENT
     shell:
         "python {SCRIPTS}/import_verifier.py --source {params.source:q} --store {STORE}"
-        " {params.trust} --output {output} > {log} 2>&1"
-
-
-rule check_run:
-    input:
-        FINGERPRINT,
-    output:
-        f"{RUN}/checks.json",
-    params:
-        config=as_json(CONFIG),
-    log:
-        log_of("check_run"),
-    conda:
-        ENVIRONMENT
-    shell:
-        "python {SCRIPTS}/check_run.py --verifier {input} --config {params.config:q}"
-        " --output {output} > {log} 2>&1"
+        " {params.trust} --check {CHECKED:q} --output {output} > {log} 2>&1"

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Find the verifier's checkpoint (or make it from a packaged GGUF file) and fingerprint it."""
+"""Find the verifier's checkpoint (or make it from a packaged GGUF file) and fingerprint it.
+
+The configuration is compared with it before anything expensive starts.
+"""
 
 from pathlib import Path
 
 from aerie import cli
+from aerie.config import load_config
 from aerie.files import write_json
-from aerie.verifier import describe_verifier, locate_verifier
+from aerie.verifier import check_config, describe_verifier, locate_verifier
 
 
 def main() -> None:
@@ -13,10 +17,16 @@ def main() -> None:
     parser.add_argument("--source", required=True, help="Hugging Face id, folder or package:NAME")
     parser.add_argument("--store", type=Path, required=True, help="where a made checkpoint is kept")
     parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument(
+        "--check", type=cli.json_argument, help="a configuration that has to fit, as JSON"
+    )
     parser.add_argument("--output", type=Path, required=True, help="fingerprint.json")
     args = parser.parse_args()
     folder = locate_verifier(args.source, args.store)
-    write_json(args.output, describe_verifier(folder, args.source, args.trust_remote_code))
+    fingerprint = describe_verifier(folder, args.source, args.trust_remote_code)
+    if args.check is not None:
+        check_config(load_config(args.check), fingerprint)
+    write_json(args.output, fingerprint)
 
 
 if __name__ == "__main__":

@@ -393,8 +393,8 @@ def _explain(fault: dict[str, Any]) -> str:
     text = f"{key}: found {found!r}; {fault['msg'][0].lower()}{fault['msg'][1:]}"
     if fault["type"] == "string_type" and isinstance(found, int | float):
         text += (
-            f"; on the command line write it as text within text: --config '{key}=\"{found}\"'"
-            " (Snakemake turns 2023_02 into a number)"
+            f"; on the command line say that it is text: --config '{key}=!!str TEXT' "
+            "(Snakemake turns 2023_02 into a number)"
         )
     return text
 
