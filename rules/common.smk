@@ -21,7 +21,9 @@ STORE = "results/store"
 SCRIPTS = os.path.relpath(os.path.join(workflow.basedir, "scripts"))
 # An engine or a training takes all cores of a machine, so two never run side by side by accident.
 ALL_CORES = workflow.cores or 1
-ENVIRONMENT = "../envs/gpu.yaml" if any(d.gpus for d in CONFIG.drafters.values()) else "../envs/cpu.yaml"
+ENVIRONMENT = (
+    "../envs/gpu.yaml" if any(d.gpus for d in CONFIG.drafters.values()) else "../envs/cpu.yaml"
+)
 
 
 wildcard_constraints:

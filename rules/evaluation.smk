@@ -6,6 +6,15 @@ rule measure_acceptance:
         prompt_sets=list(CONFIG.evaluation.prompt_sets.values()),
     output:
         f"{RUN}/evaluation/{{name}}/acceptance.json",
+    log:
+        log_of("measure_acceptance", "{name}"),
+    benchmark:
+        benchmark_of("measure_acceptance", "{name}")
+    conda:
+        ENVIRONMENT
+    threads: ALL_CORES
+    resources:
+        engine=1,
     params:
         prompt_sets=[
             part
@@ -19,15 +28,6 @@ rule measure_acceptance:
         engine=ENGINE,
         trust=trust(),
         progress=progress_of("measure_acceptance", "{name}"),
-    threads: ALL_CORES
-    resources:
-        engine=1,
-    log:
-        log_of("measure_acceptance", "{name}"),
-    benchmark:
-        benchmark_of("measure_acceptance", "{name}")
-    conda:
-        ENVIRONMENT
     shell:
         "python {SCRIPTS}/measure_acceptance.py --drafter {input.drafter}"
         " --verifier {input.verifier} --heldout {input.heldout} {params.prompt_sets:q}"
@@ -44,6 +44,15 @@ rule measure_speed:
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
     output:
         f"{RUN}/evaluation/{{name}}/speed.json",
+    log:
+        log_of("measure_speed", "{name}"),
+    benchmark:
+        benchmark_of("measure_speed", "{name}")
+    conda:
+        ENVIRONMENT
+    threads: ALL_CORES
+    resources:
+        engine=1,
     params:
         num_speculative_tokens=CONFIG.evaluation.num_speculative_tokens,
         prompts=CONFIG.evaluation.speed_prompts,
@@ -52,15 +61,6 @@ rule measure_speed:
         concurrencies=CONFIG.evaluation.concurrencies,
         engine=ENGINE,
         trust=trust(),
-    threads: ALL_CORES
-    resources:
-        engine=1,
-    log:
-        log_of("measure_speed", "{name}"),
-    benchmark:
-        benchmark_of("measure_speed", "{name}")
-    conda:
-        ENVIRONMENT
     shell:
         "python {SCRIPTS}/measure_speed.py --drafter {input.drafter} --verifier {input.verifier}"
         " --heldout {input.heldout} --store {STORE}"

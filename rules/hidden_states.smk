@@ -5,6 +5,15 @@ rule extract_hidden_states:
         verifier=FINGERPRINT,
     output:
         f"{RUN}/hidden_states/lane-{{lane}}.json",
+    log:
+        log_of("extract_hidden_states", "{lane}"),
+    benchmark:
+        benchmark_of("extract_hidden_states", "{lane}")
+    conda:
+        ENVIRONMENT
+    threads: ALL_CORES
+    resources:
+        engine=1,
     params:
         layer_ids=as_json(CONFIG.hidden_states.layer_ids),
         format=CONFIG.hidden_states.format,
@@ -14,15 +23,6 @@ rule extract_hidden_states:
         engine=ENGINE,
         trust=trust(),
         progress=progress_of("extract_hidden_states", "{lane}"),
-    threads: ALL_CORES
-    resources:
-        engine=1,
-    log:
-        log_of("extract_hidden_states", "{lane}"),
-    benchmark:
-        benchmark_of("extract_hidden_states", "{lane}")
-    conda:
-        ENVIRONMENT
     shell:
         "python {SCRIPTS}/extract_hidden_states.py --samples {input.samples}"
         " --shards {input.shards} --verifier {input.verifier} --store {STORE}"

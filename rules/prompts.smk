@@ -16,7 +16,10 @@ def corpus_options():
     """The corpus section's leaves as arguments, those that differ from their default."""
     options = []
     for name, value in CONFIG.corpus:
-        if name in ("sources", "roles", "decontaminate") or value == Corpus.model_fields[name].default:
+        if (
+            name in ("sources", "roles", "decontaminate")
+            or value == Corpus.model_fields[name].default
+        ):
             continue
         options += [f"--{name.replace('_', '-')}", "null" if value is None else str(value)]
     for name, role in CONFIG.corpus.roles.items():
@@ -40,17 +43,17 @@ rule collect_prompts:
         train=f"{RUN}/prompts/train.jsonl.zst",
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
         report=f"{RUN}/prompts/report.json",
-    params:
-        mode=CONFIG.generation.mode,
-        options=corpus_options(),
-        folder=f"{RUN}/prompts",
-        progress=progress_of("collect_prompts"),
     log:
         log_of("collect_prompts"),
     benchmark:
         benchmark_of("collect_prompts")
     conda:
         ENVIRONMENT
+    params:
+        mode=CONFIG.generation.mode,
+        options=corpus_options(),
+        folder=f"{RUN}/prompts",
+        progress=progress_of("collect_prompts"),
     shell:
         "python {SCRIPTS}/collect_prompts.py --mode {params.mode} {params.options:q}"
         " --progress-log {params.progress} --output {params.folder} > {log} 2>&1"

@@ -21,16 +21,16 @@ rule render_report:
             category="Report",
             labels={"run": CONFIG.run},
         ),
-    params:
-        run=RUN,
-        drafters=list(CONFIG.drafters),
-        config=as_json(CONFIG),
     log:
         log_of("render_report"),
     benchmark:
         benchmark_of("render_report")
     conda:
         ENVIRONMENT
+    params:
+        run=RUN,
+        drafters=list(CONFIG.drafters),
+        config=as_json(CONFIG),
     shell:
         "python {SCRIPTS}/render_report.py --run {params.run} --drafters {params.drafters}"
         " --config {params.config:q} --output {output} > {log} 2>&1"

@@ -25,6 +25,15 @@ rule generate_responses:
         verifier=FINGERPRINT,
     output:
         f"{RUN}/responses/manifest.json",
+    log:
+        log_of("generate_responses"),
+    benchmark:
+        benchmark_of("generate_responses")
+    conda:
+        ENVIRONMENT
+    threads: 1 if ENDPOINTS else ALL_CORES
+    resources:
+        engine=0 if ENDPOINTS else 1,
     params:
         temperature=CONFIG.generation.temperature,
         top_p=CONFIG.generation.top_p,
@@ -43,15 +52,6 @@ rule generate_responses:
         engine=ENGINE,
         trust=trust(),
         progress=progress_of("generate_responses"),
-    threads: 1 if ENDPOINTS else ALL_CORES
-    resources:
-        engine=0 if ENDPOINTS else 1,
-    log:
-        log_of("generate_responses"),
-    benchmark:
-        benchmark_of("generate_responses")
-    conda:
-        ENVIRONMENT
     shell:
         "python {SCRIPTS}/generate_responses.py --train {input.train} --heldout {input.heldout}"
         " --verifier {input.verifier} --store {STORE} --temperature {params.temperature}"

@@ -5,14 +5,20 @@ GENERATED = (
 
 rule tokenize_samples:
     input:
+        **GENERATED,
         train=f"{RUN}/prompts/train.jsonl.zst",
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
         verifier=FINGERPRINT,
-        **GENERATED,
     output:
         samples=f"{RUN}/samples/samples.parquet",
         shards=f"{RUN}/samples/shards.json",
         report=f"{RUN}/samples/report.json",
+    log:
+        log_of("tokenize_samples"),
+    benchmark:
+        benchmark_of("tokenize_samples")
+    conda:
+        ENVIRONMENT
     params:
         responses=" ".join(f"--responses {path}" for path in GENERATED.values()),
         max_length=CONFIG.samples.max_length,
@@ -22,12 +28,6 @@ rule tokenize_samples:
         no_reasoning=flag("--no-reasoning", not CONFIG.samples.supervise_reasoning),
         samples_per_shard=CONFIG.hidden_states.samples_per_shard,
         trust=trust(),
-    log:
-        log_of("tokenize_samples"),
-    benchmark:
-        benchmark_of("tokenize_samples")
-    conda:
-        ENVIRONMENT
     shell:
         "python {SCRIPTS}/tokenize_samples.py --train {input.train} --heldout {input.heldout}"
         " --verifier {input.verifier} {params.responses} --store {STORE}"

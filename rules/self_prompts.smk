@@ -8,20 +8,20 @@ rule write_prompts:
     output:
         prompts=f"{RUN}/prompts/self.jsonl.zst",
         report=f"{RUN}/prompts/self.json",
-    params:
-        settings=as_json(CONFIG.self_prompts),
-        engine=ENGINE,
-        trust=trust(),
-        progress=progress_of("write_prompts"),
-    threads: ALL_CORES
-    resources:
-        engine=1,
     log:
         log_of("write_prompts"),
     benchmark:
         benchmark_of("write_prompts")
     conda:
         ENVIRONMENT
+    threads: ALL_CORES
+    resources:
+        engine=1,
+    params:
+        settings=as_json(CONFIG.self_prompts),
+        engine=ENGINE,
+        trust=trust(),
+        progress=progress_of("write_prompts"),
     shell:
         "python {SCRIPTS}/write_prompts.py --verifier {input.verifier} --store {STORE}"
         " --settings {params.settings:q} --engine {params.engine:q} {params.trust}"

@@ -25,6 +25,15 @@ rule train_drafter:
     output:
         model=directory(f"{RUN}/drafters/{{name}}/model"),
         metrics=f"{RUN}/drafters/{{name}}/metrics.jsonl",
+    log:
+        log_of("train_drafter", "{name}"),
+    benchmark:
+        benchmark_of("train_drafter", "{name}")
+    conda:
+        ENVIRONMENT
+    threads: ALL_CORES
+    resources:
+        engine=1,
     params:
         settings=lambda wildcards: as_json(drafter_of(wildcards)),
         vocabulary=lambda wildcards, input: (
@@ -33,15 +42,6 @@ rule train_drafter:
         launcher=launcher_of,
         trust=trust(),
         progress=progress_of("train_drafter", "{name}"),
-    threads: ALL_CORES
-    resources:
-        engine=1,
-    log:
-        log_of("train_drafter", "{name}"),
-    benchmark:
-        benchmark_of("train_drafter", "{name}")
-    conda:
-        ENVIRONMENT
     shell:
         "{params.launcher} {SCRIPTS}/train_drafter.py --samples {input.samples}"
         " --lanes {input.lanes} {params.vocabulary} --verifier {input.verifier}"

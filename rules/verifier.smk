@@ -1,15 +1,15 @@
 rule import_verifier:
     output:
         FINGERPRINT,
-    params:
-        source=CONFIG.verifier.source,
-        trust=trust(),
     log:
         log_of("import_verifier"),
     benchmark:
         benchmark_of("import_verifier")
     conda:
         ENVIRONMENT
+    params:
+        source=CONFIG.verifier.source,
+        trust=trust(),
     shell:
         "python {SCRIPTS}/import_verifier.py --source {params.source:q} --store {STORE}"
         " {params.trust} --check {CHECKED:q} --output {output} > {log} 2>&1"

@@ -6,14 +6,14 @@ rule map_vocabulary:
         t2d=f"{RUN}/vocabulary/{{size}}/t2d.npy",
         d2t=f"{RUN}/vocabulary/{{size}}/d2t.npy",
         coverage=f"{RUN}/vocabulary/{{size}}/coverage.json",
-    params:
-        folder=lambda wildcards: f"{RUN}/vocabulary/{wildcards.size}",
     log:
         log_of("map_vocabulary", "{size}"),
     benchmark:
         benchmark_of("map_vocabulary", "{size}")
     conda:
         ENVIRONMENT
+    params:
+        folder=lambda wildcards: f"{RUN}/vocabulary/{wildcards.size}",
     shell:
         "python {SCRIPTS}/map_vocabulary.py --samples {input.samples}"
         " --verifier {input.verifier} --size {wildcards.size} --output {params.folder}"
