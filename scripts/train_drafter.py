@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Train one drafter on the extracted hidden states; go on from its last checkpoint."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -27,6 +28,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder, written")
     parser.add_argument("--metrics", type=Path, required=True, help="metrics.jsonl, written")
     args = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("speculators").setLevel(logging.INFO)
 
     verifier = cli.read_fingerprint(args.verifier)
     lanes = [read_json(path) for path in args.lanes]

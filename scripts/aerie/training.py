@@ -20,6 +20,7 @@ import torch.optim._muon as muon
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 from speculators.model import SpeculatorModel
 from speculators.models.eagle3.data import shift_batch
+from speculators.train import checkpointer
 from speculators.train.cli import build_draft_model
 from speculators.train.data import BaseDataset
 from speculators.train.dataloader import _setup_dataloader
@@ -317,6 +318,7 @@ def run_training(
     else:
         # speculators times its steps with this, which fails where there is no accelerator.
         torch.accelerator.synchronize = lambda *_: None
+        checkpointer.get_current_device = lambda: "cpu"
         muon._zeropower_via_newtonschulz = orthogonalize
     seed = settings["seed"]
     random.seed(seed)
