@@ -215,7 +215,7 @@ def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_
     done = go_on(project, "results/k/responses/manifest.json")
     assert done.returncode == 0, logs(project, done)
     manifest = project.read("results/k/responses/manifest.json")
-    assert manifest["reused"] >= 32
+    assert manifest["reused"] >= 1
     assert manifest["reused"] + manifest["generated"] == 160
 
     killed_when(project, lambda: any(store.glob("hidden_states/*/*.safetensors")))
