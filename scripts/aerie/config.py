@@ -6,7 +6,6 @@
 import difflib
 import types
 import typing
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -482,8 +481,3 @@ def describe_config() -> str:
 
     table("top level", Config)
     return "\n".join(parts).lstrip("\n") + "\n"
-
-
-def resolve(path: str, base: Path) -> str:
-    """`path` as it is when absolute, else relative to `base`."""
-    return path if Path(path).is_absolute() else str(base / path)

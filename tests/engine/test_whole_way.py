@@ -223,7 +223,6 @@ def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_
     assert done.returncode == 0, logs(project, done)
     lane = project.read("results/k/hidden_states/lane-0.json")
     assert 0 < lane["extracted_samples"] < lane["samples"]
-    assert not list(store.rglob(".*.tmp")) or lane["samples"]
 
     killed_when(project, lambda: any(store.glob("drafters/*/checkpoints/step-*")))
     (checkpoint,) = store.glob("drafters/*/checkpoints/step-*")

@@ -1,7 +1,6 @@
 """Duplicates, near duplicates, decontamination and the held-out side."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,7 +113,6 @@ def changed(number):
 
 
 def duplicates(records, threshold=0.8):
-    pytest.importorskip("rensa")
     return near_duplicates(np.stack([signature(r) for r in records]), threshold)
 
 

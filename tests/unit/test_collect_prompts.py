@@ -211,7 +211,6 @@ def test_decontamination(tmp_path, collect):
 
 
 def test_near_duplicates_only_in_large_corpora(tmp_path, collect):
-    pytest.importorskip("rensa")
     words = [" ".join(f"w{i}x{j}" for j in range(50)) for i in range(6)]
     records = [{"prompt": w} for w in words] + [{"prompt": words[0] + " and more"}]
     source = lines(tmp_path / "a.jsonl", records)
@@ -291,8 +290,9 @@ def test_damaged_files_give_a_result_or_a_message(tmp_path, collect, name):
     ]
     text = "\n".join(json.dumps(r) for r in records).encode()
     if name == "a.parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
+        import pyarrow
+        from pyarrow import parquet
+
         parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "whole")
         text = (tmp_path / "whole").read_bytes()
     whole = {

@@ -434,7 +434,8 @@ def test_named_column_and_missing_column(tmp_path):
 
 
 def test_parquet_and_datasets_folder(tmp_path):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = [
         {"messages": [{**USER, "tool_calls": None}, {**BOT, "tool_calls": None}], "prompt": None},
         {"messages": None, "prompt": "P"},
