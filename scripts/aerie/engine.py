@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.files import InputError
+from aerie.machine import computes_bf16
 
 WRITE_SECONDS = 300.0
 """How long the engine may take to write the states of the last requests."""
@@ -234,18 +235,8 @@ def read_captured(path: Path) -> tuple[Any, Any]:
 
 
 def _dtype(wanted: str) -> str:
-    """`auto`: the checkpoint's own format, but float32 on a CPU that has no bf16 arithmetic.
-
-    Without AVX512 torch multiplies bf16 matrices in a scalar kernel: measured here, an engine
-    step took minutes instead of milliseconds.
-    """
-    if wanted != "auto":
-        return wanted
-    import torch
-
-    if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "auto"
-    return "float32"
+    """`auto`: the checkpoint's own format, but float32 where there is no bf16 arithmetic."""
+    return "float32" if wanted == "auto" and not computes_bf16() else wanted
 
 
 def _staging_folder() -> Path:

@@ -32,6 +32,17 @@ def describe_machine() -> dict[str, object]:
     }
 
 
+def computes_bf16() -> bool:
+    """Whether bf16 arithmetic is worth using here: on a GPU, or a CPU with AVX512.
+
+    Elsewhere torch multiplies bf16 matrices in a scalar kernel, which takes minutes instead of
+    milliseconds (`benchmarks/matmul.py`).
+    """
+    import torch
+
+    return torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -28,6 +28,7 @@ from speculators.train.trainer import Trainer, TrainerConfig
 
 from aerie.files import InputError, read_json, sync_folder
 from aerie.hidden_states import Shard
+from aerie.machine import computes_bf16
 from aerie.samples import Row
 
 TRAINING_VERSION = 1
@@ -319,13 +320,14 @@ def run_training(
         # speculators times its steps with this, which fails where there is no accelerator.
         torch.accelerator.synchronize = lambda *_: None
         checkpointer.get_current_device = lambda: "cpu"
-        muon._zeropower_via_newtonschulz = orthogonalize
+        if not computes_bf16():
+            muon._zeropower_via_newtonschulz = orthogonalize
     seed = settings["seed"]
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    # bf16 on GPUs as speculators does; a CPU computes in float32.
-    dtype = torch.bfloat16 if gpu else torch.float32
+    # The format of the computation, as speculators' autocast takes it; the weights are float32.
+    dtype = torch.bfloat16 if computes_bf16() else torch.float32
 
     arguments = _speculators_arguments(settings, verifier, layer_ids, gpu, trust_remote_code)
     t2d, d2t = (torch.from_numpy(m) for m in maps) if maps else (None, None)
