@@ -72,6 +72,10 @@ bench: $(ENV_READY) ## run the benchmarks
 	@.venv/bin/python benchmarks/write_states.py
 	@.venv/bin/python benchmarks/read_states.py
 
+# Each prints a table and writes results/benchmarks/<name>.json.
+bench: $(ENV_READY) ## run the benchmarks
+	@.venv/bin/python benchmarks/matmul.py
+
 # Resolves under the Python each lock is for; takes minutes. LOCKS="cpu dev" for some.
 PYTHON311 ?= python3.11
 PYTHON312 ?= python3.12

@@ -1,5 +1,6 @@
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from aerie.config import Drafter
 from aerie.hidden_states import Convention, Sample, Store
 from aerie.samples import Row
 from aerie.training import (
+    PackSampler,
     Recorder,
     ShardDataset,
     ShardTransfer,
     TrainingFailed,
+    describe_packing,
     orthogonalize,
     place_samples,
     whole_checkpoints,
@@ -53,13 +56,91 @@ def test_states_of_other_tokens_stop_the_training(shard):
     dataset = ShardDataset(
         [row(tokens=(5, 6, 7, 8, 1))], ShardTransfer([(shard, 0)]), 16, torch.float32
     )
-    with pytest.raises(TrainingFailed, match="belong to other tokens"):
+    with pytest.raises(TrainingFailed, match=r"belong to other tokens.*moved.*snakemake"):
         dataset[0]
+    assert not Path(shard).exists()  # so the next run makes it anew
+
+
+def test_a_damaged_shard_is_named_and_moved_aside(shard):
+    damaged = bytearray(Path(shard).read_bytes())
+    damaged[-1] ^= 1
+    Path(shard).write_bytes(damaged)
+    dataset = ShardDataset([row()], ShardTransfer([(shard, 0)]), 16, torch.float32)
+    with pytest.raises(TrainingFailed, match=rf"{shard}.*moved.*snakemake"):
+        dataset[0]
+    assert not Path(shard).exists()
+    assert (Path(shard).parent / "damaged" / Path(shard).name).read_bytes() == bytes(damaged)
+    # Another worker that comes to it later says so too.
+    with pytest.raises(TrainingFailed, match="snakemake"):
+        ShardDataset([row()], ShardTransfer([(shard, 0)]), 16, torch.float32)[0]
+
+
+def test_a_long_sample_is_trained_on_in_pieces_at_its_own_positions(shard):
+    from speculators.models.eagle3.data import shift_batch
+
+    sample = row(mask=(False, False, True, False, True))
+    dataset = ShardDataset([sample], ShardTransfer([(shard, 0)]), 2, torch.float32)
+    first, second = (shift_batch(dataset[i]) for i in range(len(dataset)))
+    assert dataset.approx_lengths == [2, 1]
+    assert first["input_ids"].tolist() == [6, 7]
+    assert second["input_ids"].tolist() == [9]
+    assert second["loss_mask"].tolist() == [True]
+    assert second["position_ids"].tolist() == [4]
+    assert int(second["hidden_states"][0, 0]) // 10 == 3
+    assert int(second["verifier_last_hidden_states"][0, 0]) // 10 == 4
+
+
+def test_an_answer_longer_than_a_sequence_is_learned_once(shard):
+    from speculators.models.eagle3.data import shift_batch
+
+    sample = row(mask=(False, True, True, True, True))
+    dataset = ShardDataset([sample], ShardTransfer([(shard, 0)]), 2, torch.float32)
+    parts = [shift_batch(dataset[i]) for i in range(len(dataset))]
+    learned = [int(x) for p in parts for x in p["input_ids"][p["loss_mask"]]]
+    assert learned == [6, 7, 8, 9]
+    assert all(len(p["input_ids"]) <= 2 for p in parts)
+    sampler = PackSampler(dataset, 2, seed=0, shuffle=True)
+    assert describe_packing(dataset, sampler)["cut_samples"] == 1
+
+
+def test_the_order_does_not_depend_on_which_lane_made_a_shard(tmp_path):
+    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 4))
+    entries, rows = [], {}
+    for name in "cab":
+        tokens = torch.arange(ord(name), ord(name) + 5)
+        path = store.write(name * 32, [Sample(name, tokens, torch.randn(5, 3, 4).bfloat16())])
+        entries.append({"file": path.name, "bytes": path.stat().st_size, "samples": [name]})
+        rows[name] = Row(name, name, "s", "train", tokens.tolist(), [True] * 5, 2, 2)
+    convention = {"key": store.convention.key}
+
+    def order(*lanes):
+        manifests = [{"convention": convention, "shards": shards} for shards in lanes]
+        return [r.id for r in place_samples(rows, manifests, tmp_path)["train"][0]]
+
+    assert order(entries) == order(entries[1:], entries[:1]) == ["a", "b", "c"]
+
+
+def test_ranks_share_the_sequences_of_an_epoch_and_go_on_in_its_middle(shard, monkeypatch):
+    count = 50
+    rows = [row(tokens=range(9), mask=[True] * 9) for _ in range(count)]
+    dataset = ShardDataset(rows, ShardTransfer([(shard, 0)] * count), 16, torch.float32)
+    monkeypatch.setattr("aerie.training.get_dp_size", lambda: 2)
+    batches = []
+    for rank in range(2):
+        monkeypatch.setattr("aerie.training.get_dp_rank", lambda rank=rank: rank)
+        sampler = PackSampler(dataset, 16, seed=3, shuffle=True)
+        sampler.set_epoch(1)
+        batches.append(list(sampler))
+        # What speculators' trainer does to go on after five steps.
+        sampler._cached_generated_batches = (1, sampler._generate_batches(1)[5:])
+        assert list(sampler) == batches[-1][5:]
+        sampler.set_epoch(2)
+        assert len(sampler) == len(batches[-1])
+    assert len(batches[0]) == len(batches[1]) == 13
+    assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(count))
 
 
 def test_a_shard_of_another_size_than_its_manifest_is_named(tmp_path, shard):
-    from pathlib import Path
-
     path = Path(shard)
     entry = {"file": path.name, "bytes": path.stat().st_size, "samples": ["r"]}
     manifest = {"convention": {"key": path.parent.name}, "shards": [entry]}
