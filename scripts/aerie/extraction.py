@@ -174,12 +174,7 @@ class LaneWork:
         """
         path, c = self.store.path(shard["id"]), self.store.convention
         with Shard(path) as opened:
-            if (opened.fingerprint, opened.layer_ids, opened.hidden_size, opened.format) != (
-                c.fingerprint,
-                c.layer_ids,
-                c.hidden_size,
-                c.format,
-            ):
+            if opened.convention.key != c.key:
                 raise BadStates(f"{path}: a shard of another verifier, of other layers or format")
             held = deque((s["key"], s["tokens"]) for s in opened.samples)
             omitted = opened.omitted_bytes()

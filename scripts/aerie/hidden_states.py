@@ -591,6 +591,7 @@ class Shard:
         self._data = 8 + room
         self.format = meta["format"]
         self.last_state = meta["last_state"]
+        self.tokenizer = meta["tokenizer"]
         self.layer_ids = tuple(json.loads(meta["layer_ids"]))
         self.hidden_size = int(meta["hidden_size"])
         self.fingerprint = meta["verifier"]
@@ -606,6 +607,17 @@ class Shard:
         if os.preadv(self._file.fileno(), [buffer], self._data + start) != end - start:
             raise ValueError("the file is cut short")
         return buffer
+
+    @property
+    def convention(self) -> Convention:
+        return Convention(
+            self.fingerprint,
+            self.layer_ids,
+            self.hidden_size,
+            self.format,
+            self.last_state,
+            self.tokenizer,
+        )
 
     def read(self, number: int) -> Sample:
         """Sample at this position, decoded and compared with its checksum."""
