@@ -28,6 +28,7 @@ rule tokenize_samples:
         no_reasoning=flag("--no-reasoning", not CONFIG.samples.supervise_reasoning),
         samples_per_shard=CONFIG.hidden_states.samples_per_shard,
         last_state=CONFIG.hidden_states.last_state,
+        version=version_of("samples"),
         trust=trust(),
     shell:
         "python {SCRIPTS}/tokenize_samples.py --train {input.train} --heldout {input.heldout}"
