@@ -306,6 +306,11 @@ def find_garbage(store: Path, named: Named) -> list[Garbage]:
         for path in shard_files(store):
             if not named.runs(path.parent.name, path.stem):
                 found.append(Garbage(path, _bytes(path), "no manifest names it"))
+    doomed = {g.path for g in found}
+    for path in sorted(store.glob("hidden_states/*/*.json")):
+        shard = path.with_suffix(".safetensors")
+        if shard in doomed or not shard.exists():
+            found.append(Garbage(path, _bytes(path), "it lay beside a shard"))
     for pattern in (f"hidden_states/*/{QUARANTINE}/*", "answers/*/*.damaged"):
         for path in sorted(store.glob(pattern)):
             found.append(Garbage(path, _bytes(path), "damaged, was set aside"))

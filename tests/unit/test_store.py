@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import store as program
 from aerie import cli
-from aerie.extraction import LaneWork, describe_lane
+from aerie.extraction import LaneWork, describe_lane, facts_path, put_shard
 from aerie.files import write_json
 from aerie.hidden_states import Convention, Sample, Shard, Store, sample_key
 from aerie.samples import Row, describe_shard, write_samples
@@ -112,7 +112,8 @@ class Place:
         write_samples(run / "samples/samples.parquet", [row for g in groups for row, _ in g])
         counts = {"quarantined": {}}
         for lane, part in enumerate((shards[::2], shards[1::2])):
-            manifest = describe_lane(self.store, part, counts, 0.0)
+            work = LaneWork(self.store, {row.id: row for g in groups for row, _ in g}, part)
+            manifest = describe_lane(work, counts, 0.0)
             write_json(run / f"hidden_states/lane-{lane}.json", manifest)
         return shards
 
@@ -243,7 +244,10 @@ def test_a_shard_without_a_quarantined_sample_is_right(place):
     samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in others]
     place.store.write(place.shards[1]["id"], samples)
     counts = {"quarantined": {first[0].id: "too long"}}
-    write_json(place.lane(1), describe_lane(place.store, [place.shards[1]], counts, 0.0))
+    write_json(
+        place.lane(1),
+        describe_lane(LaneWork(place.store, place.rows, [place.shards[1]]), counts, 0.0),
+    )
     assert place.call("verify")[0] == 0
 
 
@@ -307,7 +311,8 @@ def unnamed(place) -> Path:
     """A shard that no manifest names."""
     row, states = make_row(place.verifier, 50)
     shard = describe_shard("train", [row])["id"]
-    return place.store.write(shard, [Sample(row.id, torch.tensor(row.input_ids), states)])
+    put_shard(place.store, shard, [Sample(row.id, torch.tensor(row.input_ids), states)], {})
+    return place.store.path(shard)
 
 
 def test_gc_says_what_it_would_do_and_does_nothing(place, unnamed):
@@ -315,7 +320,8 @@ def test_gc_says_what_it_would_do_and_does_nothing(place, unnamed):
     status, text = place.call("gc")
     assert status == 0
     assert str(unnamed.relative_to(place.folder)) in text
-    assert f"1 files, {unnamed.stat().st_size} bytes" in text
+    size = unnamed.stat().st_size + facts_path(unnamed).stat().st_size
+    assert f"2 files, {size} bytes" in text
     assert place.files() == before
 
 
@@ -324,9 +330,9 @@ def test_gc_deletes_what_no_run_names_and_nothing_else(place, unnamed):
     shutil.rmtree(place.folder / "results/demo")
     before = set(place.files())
     status, _ = place.call("gc", "--delete")
-    gone = {str(unnamed), str(place.path(0)), str(place.path(1))}
+    shards = [unnamed, place.path(0), place.path(1)]
     assert status == 0
-    assert before - set(place.files()) == gone
+    assert before - set(place.files()) == {str(p) for s in shards for p in (s, facts_path(s))}
 
 
 @pytest.mark.parametrize("what", ["no samples", "an unextracted shard", "no responses", "damaged"])
@@ -377,7 +383,8 @@ def test_gc_collects_damaged_and_forsaken_files(place):
     status, _ = place.call("gc", "--delete")
     gone = {Path(p).name for p in before - set(place.files())}
     assert status == 0
-    assert gone == {names["ended"], names["old"], place.path(1).name}
+    shard = place.path(1)
+    assert gone == {names["ended"], names["old"], shard.name, facts_path(shard).name}
     assert not (place.store.folder / "damaged" / place.path(1).name).exists()
 
 
