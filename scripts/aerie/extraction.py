@@ -197,7 +197,7 @@ class LaneWork:
         self.present[shard["id"]] = {
             "samples": samples,
             "tokens": tokens,
-            "omitted": omitted,
+            "omitted_bytes": omitted,
             **facts,
         }
 
@@ -243,7 +243,11 @@ def misled(
     tokens = [token for *_, chosen in samples for token in chosen]
     ranks = teacher.ranks(last, torch.tensor(tokens))
     # States that have nothing to do with the token give it any rank; one in a thousand is luck.
-    limit = max(5, len(teacher.head) // 1000) if greedy else max(1000, len(teacher.head) // 20)
+    limit = (
+        min(100, max(5, len(teacher.head) // 1000))
+        if greedy
+        else max(1000, len(teacher.head) // 20)
+    )
     found, start = {}, 0
     for identity, _, chosen in samples:
         own = ranks[start : start + len(chosen)]
@@ -508,13 +512,15 @@ class Filler:
         """Which samples the store refuses: by themselves, or as twins of different tokens."""
         wrong: dict[str, str] = {}
         twins: dict[str, str] = {}
+        c = self.work.store.convention
         for identity, sample in samples.items():
             twin = twins.setdefault(checksum(sample.states), identity)
             if self.work.keys[twin] != self.work.keys[identity]:
                 wrong[twin] = f"has the states of {identity}"
                 wrong[identity] = f"has the states of {twin}"
             try:
-                check_states(sample.states, sample.tokens, self.work.store.convention)
+                mask = sample.loss_mask if c.last_state == "supervised" else None
+                check_states(sample.states, sample.tokens, c, mask)
             except BadStates as error:
                 wrong[identity] = str(error)
         return wrong
@@ -569,7 +575,7 @@ def describe_lane(work: LaneWork, counts: dict[str, Any], min_kept_share: float)
             work.inspect(shard)
         facts = work.present[shard["id"]]
         kept += len(facts["samples"])
-        omitted += facts["omitted"]
+        omitted += facts["omitted_bytes"]
         entries.append(
             {
                 "id": shard["id"],
