@@ -70,3 +70,7 @@ if os.path.exists(FINGERPRINT):
         except InputError as error:
             raise WorkflowError(str(error)) from None
 ENGINE = as_json(CONFIG.engine)
+# Not among the params: another budget is no reason to run again.
+MAX_GIB = (
+    "" if CONFIG.hidden_states.max_gib is None else f"--max-gib {CONFIG.hidden_states.max_gib}"
+)

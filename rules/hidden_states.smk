@@ -1,3 +1,20 @@
+from snakemake.logging import logger
+
+from aerie.manifest import broken_shards
+
+# A lane's manifest is what Snakemake watches, not the shards that it names. When one of them was
+# deleted, cut short or moved aside, the lane is run again, as if it had been named after --forcerun.
+if workflow.is_main_process:
+    for lane in range(CONFIG.hidden_states.lanes):
+        manifest = f"{RUN}/hidden_states/lane-{lane}.json"
+        if gone := broken_shards(Path(manifest), Path(STORE)):
+            logger.warning(
+                f"{manifest}: {len(gone)} of its shards are gone from {STORE} or have another "
+                f"size ({', '.join(gone[:3])}); they are made again"
+            )
+            workflow.dag_settings.forcerun = frozenset({*workflow.dag_settings.forcerun, manifest})
+
+
 rule extract_hidden_states:
     input:
         samples=f"{RUN}/samples/samples.parquet",
@@ -30,5 +47,5 @@ rule extract_hidden_states:
         " --layer-ids {params.layer_ids:q} --format {params.format}"
         " --last-state {params.last_state} --lane {wildcards.lane}"
         " --lanes {params.lanes} --max-length {params.max_length}"
-        " --min-kept-share {params.min_kept_share} --engine {params.engine:q} {params.trust}"
+        " --min-kept-share {params.min_kept_share} {MAX_GIB} --engine {params.engine:q} {params.trust}"
         " --progress-log {params.progress} --output {output} > {log} 2>&1"

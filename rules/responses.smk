@@ -59,6 +59,6 @@ rule generate_responses:
         " --top-p {params.top_p} --max-tokens {params.max_tokens}"
         " --max-length {params.max_length}"
         " --min-supervised-tokens {params.min_supervised_tokens} --seed {params.seed}"
-        " --capture {params.capture:q} --engine {params.engine:q} {params.trust}"
+        " --capture {params.capture:q} {MAX_GIB} --engine {params.engine:q} {params.trust}"
         " {params.first_turn_only} {params.endpoint_model:q} {ENDPOINTS}"
         " --progress-log {params.progress} --output {output} > {log} 2>&1"

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """One lane: extract the hidden states of its share of the samples into shards."""
 
+import contextlib
 import time
 from pathlib import Path
 
 from aerie import cli
-from aerie.extraction import LaneWork, describe_lane, fill, share
+from aerie.extraction import LaneWork, check_room, describe_lane, fill, share
 from aerie.files import read_json, write_json
 from aerie.hidden_states import Convention, Store, Teacher
 from aerie.progress import JobProgress
 from aerie.samples import read_samples
+from aerie.staging import Staging
 from aerie.verifier import resolve_layer_ids
 
 
@@ -26,6 +28,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, required=True)
     parser.add_argument("--max-length", type=int, required=True, help="tokens a sample")
     parser.add_argument("--min-kept-share", type=float, required=True)
+    parser.add_argument("--max-gib", type=float, help="all hidden states in the store, GiB")
     parser.add_argument("--output", type=Path, required=True, help="the lane's manifest")
     cli.add_engine_arguments(parser)
     args = parser.parse_args()
@@ -44,31 +47,41 @@ def main() -> None:
             verifier["tokenizer"],
         ),
     )
-    shards = share(read_json(args.shards)["shards"], args.lane, args.lanes)
+    everything = read_json(args.shards)["shards"]
+    shards = share(everything, args.lane, args.lanes)
     work = LaneWork(store, read_samples(args.samples), shards)
     todo = work.to_extract()
+    # Lanes side by side fill the same disk: what all of them lack has to fit.
+    check_room(store, sum(s["tokens"] for s in everything if not store.has(s["id"])), args.max_gib)
     start = time.monotonic()
-
-    def start_engine():
-        from aerie.engine import Engine
-
-        return Engine(
-            model,
-            args.engine,
-            max_model_len=args.max_length + 1,
-            trust_remote_code=args.trust_remote_code,
-            capture_ids=layer_ids,
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(
+            JobProgress("extract_hidden_states", len(todo), "samples", args.progress_log)
         )
+        staging = stack.enter_context(Staging(work.staging_bytes())) if todo else None
 
-    with JobProgress("extract_hidden_states", len(todo), "samples", args.progress_log) as bar:
+        def start_engine():
+            from aerie.engine import Engine
+
+            return Engine(
+                model,
+                args.engine,
+                max_model_len=args.max_length + 1,
+                trust_remote_code=args.trust_remote_code,
+                capture_ids=layer_ids,
+                staging=staging.folder,
+            )
+
         counts = fill(
             work,
             start_engine,
             lambda: Teacher(model),
             lambda samples, tokens: bar.update(samples, f"{tokens} tokens", tokens=tokens),
+            staging_bytes=staging.limit if staging else 0,
+            min_kept_share=args.min_kept_share,
         )
     counts["seconds"] = round(time.monotonic() - start, 1)
-    write_json(args.output, describe_lane(store, shards, counts, args.min_kept_share))
+    write_json(args.output, describe_lane(work, counts, args.min_kept_share))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Let the verifier answer the prompts; keep answers, and their hidden states, by content."""
 
 import argparse
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 from aerie import cli
 from aerie.chat import ChatTemplate
 from aerie.files import read_json_lines, write_json
-from aerie.hidden_states import Convention, Store
+from aerie.hidden_states import Convention, Store, Teacher
 from aerie.progress import JobProgress
+from aerie.staging import Staging
 from aerie.verifier import resolve_layer_ids
 
 
@@ -20,6 +22,7 @@ def open_engine(
     template: ChatTemplate,
     model: Path,
     layer_ids: list[int] | None,
+    staging: Path | None,
 ):
     """What answers: endpoints where the arguments name some, else an engine of this job."""
     from aerie.endpoint import Endpoints
@@ -40,6 +43,13 @@ def open_engine(
         trust_remote_code=args.trust_remote_code,
         seed=args.seed,
         capture_ids=layer_ids,
+        staging=staging,
+    )
+
+
+def convention(capture: dict, verifier: dict, layer_ids: list[int]) -> Convention:
+    return Convention(
+        verifier["fingerprint"], tuple(layer_ids), verifier["hidden_size"], capture["format"]
     )
 
 
@@ -60,6 +70,7 @@ def main() -> None:
         type=cli.json_argument,
         help="save hidden states too: JSON with layer_ids, samples_per_shard and format",
     )
+    parser.add_argument("--max-gib", type=float, help="all hidden states in the store, GiB")
     parser.add_argument("--first-turn-only", action="store_true", help="answer no later turn")
     parser.add_argument(
         "--endpoint",
@@ -109,38 +120,36 @@ def main() -> None:
         model = Path(verifier["path"])
         template = ChatTemplate.load(model, args.trust_remote_code)
         capture, layer_ids = None, None
-        if args.capture:
-            layer_ids = resolve_layer_ids(args.capture["layer_ids"], verifier["num_layers"])
-            from aerie.hidden_states import Teacher
-
-            capture = responses.Capture(
-                Store(
-                    args.store,
-                    Convention(
-                        verifier["fingerprint"],
-                        tuple(layer_ids),
-                        verifier["hidden_size"],
-                        args.capture["format"],
-                        args.capture["last_state"],
-                        verifier["tokenizer"],
-                    ),
-                ),
-                Teacher(model),
-                splits,
-                args.capture["samples_per_shard"],
-                {
-                    "max_length": args.max_length,
-                    "min_supervised_tokens": args.min_supervised_tokens,
-                },
-                greedy=args.temperature == 0,
-            )
         try:
-            with (
-                JobProgress(
-                    "generate_responses", missing, "records", args.progress_log
-                ) as progress,
-                open_engine(args, model_name, template, model, layer_ids) as engine,
-            ):
+            with contextlib.ExitStack() as stack:
+                staging = None
+                if args.capture:
+                    layer_ids = resolve_layer_ids(args.capture["layer_ids"], verifier["num_layers"])
+                    store = Store(args.store, convention(args.capture, verifier, layer_ids))
+                    mean = args.capture["samples_per_shard"]
+                    # For two groups in the making, as long as can be, and one being written.
+                    largest = mean * args.max_length * store.convention.bytes_per_token()
+                    staging = stack.enter_context(Staging(3 * largest))
+                    capture = responses.Capture(
+                        store,
+                        Teacher(model),
+                        splits,
+                        mean,
+                        {
+                            "max_length": args.max_length,
+                            "min_supervised_tokens": args.min_supervised_tokens,
+                        },
+                        greedy=args.temperature == 0,
+                        staging_bytes=staging.limit,
+                        max_gib=args.max_gib,
+                    )
+                progress = stack.enter_context(
+                    JobProgress("generate_responses", missing, "records", args.progress_log)
+                )
+                folder = staging.folder if staging else None
+                engine = stack.enter_context(
+                    open_engine(args, model_name, template, model, layer_ids, folder)
+                )
                 load_seconds = time.monotonic() - start
                 responses.generate(
                     engine,

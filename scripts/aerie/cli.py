@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError, read_json
+from aerie.files import InputError, is_disk_full, read_json
 
 
 def run(main: Callable[[], None]) -> None:
@@ -20,13 +20,13 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError as error:
-        if error.errno != 28:
+    except Exception as error:
+        if not is_disk_full(error):
             raise
         traceback.print_exc()
         print(
-            f"error: the disk is full ({error.filename or 'no name given'}); nothing half-written "
-            "bears a final name. Make room and run again: it goes on where it stopped",
+            f"error: the disk is full ({error}); nothing half-written bears a final name. Make "
+            "room and run again: it goes on where it stopped",
             file=sys.stderr,
         )
         sys.exit(1)

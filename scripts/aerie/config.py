@@ -237,6 +237,9 @@ class HiddenStates(Section):
     the same bit for bit); other loss masks are then other shards."""
     min_kept_share: Annotated[float, Field(ge=0, le=1)] = 0.99
     """A lane fails when a smaller share of its samples could be extracted."""
+    max_gib: Annotated[float, Field(gt=0)] | None = None
+    """Most that all hidden states in `results/store` may take, GiB; a job that would exceed it, or
+    what is free on the disk, stops before it starts. null: only the disk is the limit."""
 
     @model_validator(mode="after")
     def _sorted(self) -> "HiddenStates":

@@ -2,9 +2,11 @@
 
 vLLM 0.32.0's ExampleHiddenStatesConnector copies with CUDA streams, so it fails where there is
 no GPU, and it lets a reader see a half-written file unless both sides take a file lock. Here a
-file has its name only when it is whole, and a failed write leaves `<name>.error` with the reason.
+file has its name only when it is whole, and states that could not be saved leave `<name>.error`
+with the reason: one request fails, the engine goes on.
 """
 
+import contextlib
 import os
 
 import torch
@@ -33,23 +35,29 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
     def _write_tensors(tensors, event, filename, lock_fd):
         try:
             event.synchronize()
-            os.makedirs(os.path.dirname(filename), exist_ok=True)
             save_file(tensors, filename + ".part")
             os.replace(filename + ".part", filename)
         except BaseException as error:
-            with open(filename + ".error", "w", encoding="utf-8") as file:
-                file.write(f"{type(error).__name__}: {error}")
+            _explain(filename, error)
             raise
         finally:
             if lock_fd is not None:
                 os.close(lock_fd)
 
     def _submit_async_write(self, pending: PendingSave) -> None:
-        if self._kv_cache is None or self._kv_cache.device.type != "cpu":
-            super()._submit_async_write(pending)
-            return
         if not self._is_tp_rank_zero:
             return
+        try:
+            if self._kv_cache is not None and self._kv_cache.device.type == "cpu":
+                self._copy_on_cpu(pending)
+            else:
+                super()._submit_async_write(pending)
+        except Exception as error:
+            _explain(pending.filename, error)
+            # Reported as sent, so that the request's blocks are freed.
+            self._req_copy_events[pending.req_id] = _Done()
+
+    def _copy_on_cpu(self, pending: PendingSave) -> None:
         blocks = torch.tensor(pending.block_ids, dtype=torch.long)
         slots = blocks[:, None] * self._block_size + torch.arange(self._block_size)
         # Fancy indexing copies, so the blocks can be freed as soon as this returns.
@@ -63,3 +71,14 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
         self._req_copy_events[pending.req_id] = done
         self._req_futures[pending.req_id] = future
         future.add_done_callback(lambda f: self._on_write_done(pending.req_id, f))
+
+
+def _explain(filename: str, error: BaseException) -> None:
+    """Leave the reason under the name at which the engine's owner waits for the states."""
+    temporary = filename + ".why"
+    with (
+        contextlib.suppress(OSError),  # a full folder still takes an empty file
+        open(temporary, "w", encoding="utf-8") as file,
+    ):
+        file.write(f"{type(error).__name__}: {error}")
+    os.replace(temporary, filename + ".error")

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from aerie.chat import ChatTemplate, Unverified
-from aerie.engine import Answer, Request
+from aerie.engine import Answer, Failure, Request
 from aerie.files import InputError
 
 API_KEY = "AERIE_API_KEY"
@@ -71,13 +71,9 @@ class TurnedDown(Exception):
 
 
 @dataclass
-class Refused(Answer):
-    """In place of an answer: why there is none, in words to count.
+class Refused(Failure):
+    """A reason in words to count. `again`: another run may have better luck and asks again."""
 
-    `again`: another run may have better luck and asks again.
-    """
-
-    reason: str
     again: bool
 
 

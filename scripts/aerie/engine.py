@@ -2,15 +2,13 @@
 
 import contextlib
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError
+from aerie.files import InputError, is_disk_full
 from aerie.machine import computes_bf16
 
 WRITE_SECONDS = 300.0
@@ -47,11 +45,23 @@ class Answer:
     states: Path | None
 
 
+@dataclass
+class Failure(Answer):
+    """In place of an answer: why there is none, or, where it has tokens, why it has no states."""
+
+    reason: str
+
+
+class EngineDied(InputError):
+    """The engine cannot go on; what was in flight has no answer."""
+
+
 class Engine:
     """A vLLM engine in a process of its own, fed with token ids.
 
     `settings`: the keys of the configuration's `engine` section. `capture_ids`: save the states
-    of these layers (sorted; the last id may be the number of layers) for every request.
+    of these layers (sorted; the last id may be the number of layers) for every request, as files
+    in the folder `staging`.
     `drafter`: folder of a drafter that speculates `num_speculative_tokens` tokens a step.
     """
 
@@ -64,6 +74,7 @@ class Engine:
         trust_remote_code: bool = False,
         seed: int = 0,
         capture_ids: list[int] | None = None,
+        staging: Path | None = None,
         drafter: Path | None = None,
         num_speculative_tokens: int = 0,
         count: bool = False,
@@ -74,10 +85,9 @@ class Engine:
         self.in_process = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         self.max_num_seqs = settings["max_num_seqs"]
         self.max_model_len = max_model_len
-        self.staging: Path | None = None
+        self.capturing = capture_ids is not None
         options: dict[str, Any] = {}
         if capture_ids is not None:
-            self.staging = _staging_folder()
             options["speculative_config"] = {
                 "method": "extract_hidden_states",
                 "num_speculative_tokens": 1,
@@ -90,7 +100,7 @@ class Engine:
                 "kv_connector_module_path": "aerie.connector",
                 "kv_role": "kv_producer",
                 "kv_connector_extra_config": {
-                    "shared_storage_path": str(self.staging),
+                    "shared_storage_path": str(staging),
                     "use_synchronization_lock": False,
                 },
             }
@@ -124,6 +134,13 @@ class Engine:
             # proposals the states and answers are the same, 1.3 times as fast
             # (benchmarks/one_pass.py).
             self.llm.llm_engine.engine_core.engine_core.check_for_draft_tokens = False
+        if self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching:
+            self.close()
+            raise InputError(
+                "vLLM switched prefix caching on although it was asked not to; captured states "
+                "would be shorter than their tokens. Look for what sets it (a vLLM plugin, a "
+                "patched vLLM) and remove it"
+            )
 
     def run(
         self,
@@ -139,44 +156,58 @@ class Engine:
         `requests` is drawn from lazily, `concurrency` at a time (default: twice what the engine
         computes at once), so a caller may add to its source while it consumes the answers: one
         that gives None is asked again later, until nothing is in flight. `seed` gives the seed of
-        a request by its key.
+        a request by its key. What the engine does not take, or whose states it could not save,
+        comes as `Failure`. Raises `EngineDied` when the engine itself fails.
         """
         from vllm import SamplingParams, TokensPrompt
+        from vllm.exceptions import VLLMClientError
 
         engine = self.llm.llm_engine
-        extra = {"kv_transfer_params": {"include_output_tokens": True}} if self.staging else None
+        extra = {"kv_transfer_params": {"include_output_tokens": True}} if self.capturing else None
         room = concurrency or 2 * self.max_num_seqs
         flying: dict[str, Request] = {}
         unwritten: list[Answer] = []
         last = time.monotonic()
         while True:
+            refused: list[Answer] = []
             while len(flying) < room and (request := next(requests, None)) is not None:
-                flying[request.key] = request
-                engine.add_request(
-                    request.key,
-                    TokensPrompt(prompt_token_ids=request.prompt),
-                    SamplingParams(
-                        temperature=temperature,
-                        top_p=top_p,
-                        seed=seed(request.key) if seed and temperature > 0 else None,
-                        max_tokens=request.max_tokens,
-                        stop_token_ids=list(request.end_ids),
-                        detokenize=False,
-                        extra_args=extra,
-                    ),
-                )
-            if not flying and not unwritten:
+                try:
+                    engine.add_request(
+                        request.key,
+                        TokensPrompt(prompt_token_ids=request.prompt),
+                        SamplingParams(
+                            temperature=temperature,
+                            top_p=top_p,
+                            seed=seed(request.key) if seed and temperature > 0 else None,
+                            max_tokens=request.max_tokens,
+                            stop_token_ids=list(request.end_ids),
+                            detokenize=False,
+                            extra_args=extra,
+                        ),
+                    )
+                except (ValueError, VLLMClientError) as error:
+                    refused.append(_failed(request, [], f"the engine refuses it: {error}"))
+                else:
+                    flying[request.key] = request
+            if not flying and not unwritten and not refused:
                 return
             if flying or self.in_process:
-                for output in engine.step():
+                try:
+                    outputs = engine.step()
+                except Exception as error:
+                    raise EngineDied(f"{type(error).__name__}: {error}") from error
+                for output in outputs:
                     if output.finished:
-                        flying.pop(output.request_id)
-                        unwritten.append(_answer(output))
-            else:
+                        request = flying.pop(output.request_id)
+                        unwritten.append(_answer(request, output))
+            elif not refused:
                 time.sleep(0.002)
             # The states of a finished request are written during the engine's next steps.
-            ready = [a for a in unwritten if a.states is None or _written(a.states)]
-            unwritten = [a for a in unwritten if a not in ready]
+            ready, waiting = refused, []
+            for answer in unwritten:
+                found = _with_states(answer) if answer.states else answer
+                (waiting if found is None else ready).append(found or answer)
+            unwritten = waiting
             if ready or flying:
                 last = time.monotonic()
             elif time.monotonic() - last > WRITE_SECONDS:
@@ -196,11 +227,9 @@ class Engine:
         return found
 
     def close(self) -> None:
-        """End the engine's processes and remove what was staged."""
+        """End the engine's processes."""
         with contextlib.suppress(Exception):
             self.llm.llm_engine.engine_core.shutdown()
-        if self.staging is not None:
-            shutil.rmtree(self.staging, ignore_errors=True)
 
     def __enter__(self) -> "Engine":
         return self
@@ -209,8 +238,14 @@ class Engine:
         self.close()
 
 
-def _answer(output: Any) -> Answer:
+def _failed(request: Request, tokens: list[int], reason: str) -> Failure:
+    return Failure(request.key, request.prompt, tokens, "error", None, reason)
+
+
+def _answer(request: Request, output: Any) -> Answer:
     completion = output.outputs[0]
+    if completion.finish_reason in ("abort", "error"):
+        return _failed(request, [], f"the engine ended it with {completion.finish_reason!r}")
     states = (output.kv_transfer_params or {}).get("hidden_states_path")
     return Answer(
         output.request_id,
@@ -221,21 +256,37 @@ def _answer(output: Any) -> Answer:
     )
 
 
-def _written(states: Path) -> bool:
-    failed = Path(f"{states}.error")
+def _with_states(answer: Answer) -> Answer | None:
+    """The answer once its states are written, `Failure` when they cannot be, None until then."""
+    failed = Path(f"{answer.states}.error")
     if failed.exists():
-        raise InputError(f"hidden states were not written: {failed.read_text()}")
-    return states.exists()
+        reason = failed.read_text(encoding="utf-8") or "no space even for the reason"
+        if is_disk_full(reason) or reason.startswith("no space"):
+            raise InputError(
+                f"{failed.parent}: no room for the states that wait there ({reason}); something "
+                "else fills it. Make room and run again: it goes on where it stopped"
+            )
+        failed.unlink()
+        return Failure(
+            answer.key,
+            answer.prompt,
+            answer.tokens,
+            answer.finish,
+            None,
+            f"its states were not saved: {reason}",
+        )
+    return answer if answer.states.exists() else None
 
 
 def read_captured(path: Path) -> tuple[Any, Any]:
     """States [tokens, ids, hidden] bf16 and token ids [tokens] int64 of one request.
 
-    The file is removed.
+    The file is removed. Its pages live on under the tensors, so the states of a staging folder in
+    memory are not held twice.
     """
-    from safetensors.torch import load
+    from safetensors.torch import load_file
 
-    tensors = load(path.read_bytes())
+    tensors = load_file(path)
     path.unlink()
     return tensors["hidden_states"], tensors["token_ids"]
 
@@ -243,12 +294,6 @@ def read_captured(path: Path) -> tuple[Any, Any]:
 def _dtype(wanted: str) -> str:
     """`auto`: the checkpoint's own format, but float32 where there is no bf16 arithmetic."""
     return "float32" if wanted == "auto" and not computes_bf16() else wanted
-
-
-def _staging_folder() -> Path:
-    memory = Path("/dev/shm")
-    enough = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
-    return Path(tempfile.mkdtemp(prefix="aerie-states-", dir=memory if enough else None))
 
 
 def _prepare_environment(settings: dict[str, Any]) -> None:

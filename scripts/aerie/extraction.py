@@ -1,13 +1,27 @@
-"""One lane of extraction: fill the shards of its share that are missing, with one engine."""
+"""One lane of extraction: fill the shards of its share that are missing, with one engine.
+
+The main thread feeds the engine and takes what it computed; writer threads read the states back,
+check, compress and write them. What fails is tried again alone, then left out with its reason.
+
+The engine computes one shard at a time. In bf16 a sample's states depend in their last bits on what
+it is batched with, so only a shard that is computed by itself is the same whatever happened before.
+"""
 
 import concurrent.futures
+import math
+import os
+import shutil
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from aerie.engine import Answer, Request, read_captured
-from aerie.files import InputError
+import torch
+
+from aerie.engine import Answer, EngineDied, Failure, Request, read_captured
+from aerie.files import InputError, read_json, write_json
 from aerie.hidden_states import (
     BadStates,
     Sample,
@@ -16,8 +30,15 @@ from aerie.hidden_states import (
     Teacher,
     check_states,
     file_checksum,
+    sample_key,
 )
 from aerie.samples import Row
+
+MAX_ENGINES = 3
+"""Engines a lane starts: one that dies twice over the same sample may go on without it."""
+
+FEWEST_FOR_A_VERDICT = 8
+"""Samples with the same fault in a shard from which on the fault is not theirs."""
 
 
 def share(shards: list[dict[str, Any]], lane: int, lanes: int) -> list[dict[str, Any]]:
@@ -25,181 +46,535 @@ def share(shards: list[dict[str, Any]], lane: int, lanes: int) -> list[dict[str,
     return shards[lane::lanes]
 
 
-@dataclass
+# What lies beside a shard
+
+
+def facts_path(shard: Path) -> Path:
+    """The JSON file beside a shard: `bytes`, `checksum` (of the file), `left_out` (by key)."""
+    return shard.with_suffix(".json")
+
+
+def put_shard(store: Store, shard: str, samples: list[Sample], left_out: dict[str, str]) -> None:
+    """Write a shard, and beside it its size and checksum and which samples it lacks, and why."""
+    path = store.write(shard, samples)
+    write_facts(path, left_out)
+
+
+def write_facts(path: Path, left_out: dict[str, str]) -> dict[str, Any]:
+    facts = {
+        "bytes": path.stat().st_size,
+        "checksum": file_checksum(path),
+        "left_out": left_out,
+    }
+    write_json(facts_path(path), facts)
+    return facts
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts beside a shard; made anew when a kill came between the two files."""
+    try:
+        facts = read_json(facts_path(path))
+        if facts.keys() >= {"bytes", "checksum", "left_out"}:
+            return facts
+    except InputError:
+        pass
+    return write_facts(path, {})
+
+
+# Disk space
+
+
+def measured_ratio(store: Store, shards: int = 32) -> float:
+    """Stored bytes by bf16 bytes in the first shards of the store, with 5 % more; 1 for none."""
+    stored = raw = 0
+    for path in sorted(store.folder.glob("*.safetensors"))[:shards]:
+        try:
+            with Shard(path) as shard:
+                raw += sum(s["tokens"] for s in shard.samples) * store.convention.bytes_per_token()
+            stored += path.stat().st_size
+        except InputError:
+            continue
+    return min(1.0, 1.05 * stored / raw) if raw else 1.0
+
+
+def check_room(store: Store, tokens: int, max_gib: float | None) -> None:
+    """Raise `InputError` with the figures when the states of `tokens` tokens do not fit.
+
+    Into what is free on the store's disk, and, with all that is stored there, into `max_gib`.
+    """
+    if not tokens:
+        return
+    ratio, c = measured_ratio(store), store.convention
+    needed = tokens * c.bytes_per_token() * ratio
+    place = store.folder
+    while not place.is_dir():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    root = store.folder.parent
+    figures = (
+        f"the states of {tokens:,} tokens take {needed / 2**30:.2f} GiB ({len(c.layer_ids)} states "
+        f"of {c.hidden_size} x 2 bytes a token, stored at {ratio:.2f} of that)"
+    )
+    way = (
+        "extract fewer samples (corpus.limit), or remove shards that nothing uses "
+        "(scripts/store.py gc)"
+    )
+    if needed > free:
+        raise InputError(
+            f"{figures}, and {free / 2**30:.2f} GiB are free at {root}: make room, {way}"
+        )
+    if max_gib is not None:
+        stored = sum(p.stat().st_size for p in root.rglob("*.safetensors"))
+        if stored + needed > max_gib * 2**30:
+            raise InputError(
+                f"{figures}; with the {stored / 2**30:.2f} GiB in {root} that is more than "
+                f"hidden_states.max_gib = {max_gib}: raise it, {way}"
+            )
+
+
+# What there is to do
+
+
 class LaneWork:
-    """What a lane still has to do: the missing shards, and what each can copy from others."""
+    """What a lane still has to do.
 
-    store: Store
-    rows: dict[str, Row]
-    shards: list[dict[str, Any]]
-    found: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    `missing`: shards that are absent, or were damaged and have been moved aside. `found`: samples
+    of theirs that another shard holds, by key: file and position. `left_out`: samples that the
+    present shards lack, with the reason. `keys`: the key of each sample by its id.
+    """
 
-    def __post_init__(self) -> None:
-        self.missing = [s for s in self.shards if not self._usable(s)]
-        keys = {
-            self.store.key(self.rows[i].input_ids, self.rows[i].loss_mask)
-            for s in self.missing
-            for i in s["samples"]
-        }
-        self.found = self.store.find_samples(keys)
+    def __init__(self, store: Store, rows: dict[str, Row], shards: list[dict[str, Any]]):
+        self.store, self.rows, self.shards = store, rows, shards
+        self.keys = {i: sample_key(rows[i].input_ids) for s in shards for i in s["samples"]}
+        self.present: dict[str, dict[str, Any]] = {}
+        self.left_out: dict[str, str] = {}
+        self.missing = [s for s in shards if not self._usable(s)]
+        self.found = store.find_samples({self.keys[i] for s in self.missing for i in s["samples"]})
 
     def _usable(self, shard: dict[str, Any]) -> bool:
-        """Whether the shard is there and opens; one that does not is moved aside."""
+        """Whether the shard is there and what its name says; one that is not is moved aside."""
         path = self.store.path(shard["id"])
         if not path.is_file():
             return False
         try:
-            with Shard(path):
-                return True
+            self.inspect(shard)
         except BadStates:
             self.store.set_aside(path)
             return False
+        return True
+
+    def inspect(self, shard: dict[str, Any]) -> None:
+        """Enter a shard that is there into `present`; `BadStates` when it is not what it should be.
+
+        Its header is compared with this lane's convention and samples, its size with the one it
+        was written with. Its bytes are compared with their checksums whenever they are read.
+        """
+        path, c = self.store.path(shard["id"]), self.store.convention
+        with Shard(path) as opened:
+            if (opened.fingerprint, opened.layer_ids, opened.hidden_size, opened.format) != (
+                c.fingerprint,
+                c.layer_ids,
+                c.hidden_size,
+                c.format,
+            ):
+                raise BadStates(f"{path}: a shard of another verifier, of other layers or format")
+            held = deque((s["key"], s["tokens"]) for s in opened.samples)
+        facts = read_facts(path)
+        if facts["bytes"] != path.stat().st_size:
+            raise BadStates(f"{path}: {path.stat().st_size} bytes, written as {facts['bytes']}")
+        samples, tokens, left_out = [], 0, {}
+        for identity in shard["samples"]:
+            key = self.keys[identity]
+            if held and held[0][0] == key:
+                tokens += held.popleft()[1]
+                samples.append(identity)
+            elif key in facts["left_out"]:
+                left_out[identity] = facts["left_out"][key]
+            else:
+                raise BadStates(f"{path}: sample {identity} is not in it")
+        if held:
+            raise BadStates(f"{path}: holds samples that do not belong there")
+        self.left_out.update(left_out)
+        self.present[shard["id"]] = {"samples": samples, "tokens": tokens, **facts}
 
     def to_extract(self) -> list[Row]:
         return [
             self.rows[i]
             for shard in self.missing
             for i in shard["samples"]
-            if self.store.key(self.rows[i].input_ids, self.rows[i].loss_mask) not in self.found
+            if self.keys[i] not in self.found
         ]
+
+    def staging_bytes(self) -> int:
+        """Room for the states of three of the missing shards, bytes: computed, written, next."""
+        sizes = [sum(len(self.rows[i].input_ids) for i in s["samples"]) for s in self.missing]
+        return 3 * max(sizes, default=0) * self.store.convention.bytes_per_token()
+
+    def batches(self) -> list[list[Row]]:
+        """The rows to extract of each missing shard, longest first.
+
+        So no long one is left for the end, when the engine has little else to do beside it.
+        """
+        found = []
+        for shard in self.missing:
+            rows = [self.rows[i] for i in shard["samples"] if self.keys[i] not in self.found]
+            found.append(sorted(rows, key=lambda r: -len(r.input_ids)))
+        return [rows for rows in found if rows]
+
+
+# The teacher's word on captured states
+
+
+def misled(
+    teacher: Teacher, samples: list[tuple[str, torch.Tensor, list[int]]], greedy: bool
+) -> dict[str, str]:
+    """Samples whose last states do not lead to the tokens that the verifier chose, and why.
+
+    `samples`: id, states [T, ids, hidden], the tokens that followed its last positions. Raises
+    `BadStates` when so many disagree that the fault is not the samples'.
+    """
+    if not samples:
+        return {}
+    last = torch.cat([states[-len(chosen) :, -1] for _, states, chosen in samples])
+    tokens = [token for *_, chosen in samples for token in chosen]
+    ranks = teacher.ranks(last, torch.tensor(tokens))
+    # States that have nothing to do with the token give it any rank; one in a thousand is luck.
+    limit = max(5, len(teacher.head) // 1000) if greedy else max(1000, len(teacher.head) // 20)
+    found, start = {}, 0
+    for identity, _, chosen in samples:
+        own = ranks[start : start + len(chosen)]
+        start += len(chosen)
+        if (own >= limit).float().mean() > 0.5:
+            found[identity] = (
+                "lm_head(final_norm(last state)) does not lead to the token that the verifier "
+                f"chose: {int(own.max())} tokens come before it"
+            )
+    fine = [s for s in samples if s[0] not in found]
+    if len(found) >= FEWEST_FOR_A_VERDICT and len(found) > len(samples) / 2:
+        teacher.check(last[:, None], tokens, greedy)  # its words, where it sees it too
+        raise BadStates(next(iter(found.values())) + f", and so in {len(found)} samples")
+    if len(fine) >= FEWEST_FOR_A_VERDICT:
+        rest = torch.cat([states[-len(chosen) :] for _, states, chosen in fine])
+        teacher.check(rest, [token for *_, chosen in fine for token in chosen], greedy)
+    return found
+
+
+class Filler:
+    """Fills the missing shards of a lane; see `fill`."""
+
+    def __init__(
+        self,
+        work: LaneWork,
+        teacher: Callable[[], Teacher],
+        progress: Callable[[int, int], None],
+        staging_bytes: int,
+        min_kept_share: float,
+    ):
+        self.work, self.progress, self.limit = work, progress, staging_bytes
+        wanted = len(work.keys)
+        self.may_lose = wanted - math.ceil(min_kept_share * wanted)
+        self.min_kept_share = min_kept_share
+        self.samples = self.tokens = 0
+        self.quarantined: dict[str, str] = dict(work.left_out)
+        self.tried: set[str] = set()
+        self.again: deque[str] = deque()
+        self.flying: dict[str, str] = {}
+        self.arrived: dict[str, tuple[Path, int]] = {}
+        self.loaded: dict[str, tuple[Sample, int]] = {}
+        self.vouched: set[str] = set()
+        self.shard_of = {i: s for s in work.missing for i in s["samples"]}
+        self.waiting = {
+            s["id"]: {i for i in s["samples"] if work.keys[i] not in work.found}
+            for s in work.missing
+        }
+        self.todo = deque(work.batches())
+        self.batch: deque[Row] = deque()
+        self.staged: dict[str, int] = {}
+        self.writing: dict[concurrent.futures.Future[dict[str, str]], dict[str, Any]] = {}
+        self._teacher, self._teacher_lock = teacher, threading.Lock()
+        self._head: Teacher | None = None
+
+    # Main thread
+
+    def run(self, start_engine: Callable[[], AbstractContextManager[Any]]) -> None:
+        cores = os.sched_getaffinity(0)
+
+        def prepare() -> None:
+            # vLLM's CPU worker binds the main thread to a core, and threads inherit that. The
+            # engine's threads wait for each other in every layer, so writers give way to them.
+            os.sched_setaffinity(0, cores)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+        writers = 2 if len(cores) > 1 else 1
+        self.pool = concurrent.futures.ThreadPoolExecutor(writers, initializer=prepare)
+        with self.pool:
+            try:
+                for shard in self.work.missing:
+                    if not self.waiting[shard["id"]]:
+                        self.submit(shard)
+                engines = 0
+                while self.todo or self.batch or self.again or self.writing:
+                    if not (self.todo or self.batch or self.again):
+                        self.collect(wait=True)
+                        continue
+                    engines += 1
+                    try:
+                        with start_engine() as engine:
+                            for answer in engine.run(self.requests(engine.max_model_len)):
+                                self.take(answer)
+                    except EngineDied as error:
+                        if engines == MAX_ENGINES:
+                            raise EngineDied(
+                                f"{engines} engines died, the last with {error}; what was "
+                                "finished is kept. See the engine's log above"
+                            ) from error
+                        for identity in list(self.flying.values()):
+                            self.fail(identity, f"the engine died with it: {error}")
+                        self.flying.clear()
+            except BaseException:
+                self.pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def requests(self, max_model_len: int) -> Iterator[Request | None]:
+        """What the engine is to compute next; None: nothing now.
+
+        A shard is begun when the one before is computed and its states fit into what may be
+        staged (or nothing is being written that would make room). What failed flies alone.
+        """
+        while True:
+            self.collect()
+            if self.batch:
+                row = self.batch.popleft()
+                if len(row.input_ids) < max_model_len:
+                    yield self.request(row.id, row.id)
+                else:
+                    self.leave_out(
+                        row.id, f"{len(row.input_ids)} tokens; the engine takes {max_model_len - 1}"
+                    )
+            elif self.flying:
+                yield None
+            elif self.again:
+                identity = self.again.popleft()
+                yield self.request(identity, f"{identity}-again")
+            elif self.todo and (self.fits(self.todo[0]) or not self.writing):
+                self.batch.extend(self.todo.popleft())
+                self.staged |= {r.id: self.size(r) for r in self.batch}
+            elif self.writing:
+                self.collect(wait=True)
+            else:
+                return
+
+    def fits(self, rows: list[Row]) -> bool:
+        return sum(self.staged.values()) + sum(map(self.size, rows)) <= self.limit
+
+    def size(self, row: Row) -> int:
+        return len(row.input_ids) * self.work.store.convention.bytes_per_token()
+
+    def request(self, identity: str, key: str) -> Request:
+        self.flying[key] = identity
+        return Request(key, self.work.rows[identity].input_ids, 1)
+
+    def take(self, answer: Answer) -> None:
+        identity = self.flying.pop(answer.key)
+        if isinstance(answer, Failure) or answer.states is None:
+            self.fail(identity, getattr(answer, "reason", "the engine gave no states"))
+            return
+        self.arrived[identity] = (answer.states, answer.tokens[0])
+        if identity not in self.tried:
+            self.samples += 1
+            self.tokens += len(answer.prompt)
+        self.done_with(identity)
+        self.progress(self.samples, self.tokens)
+
+    def fail(self, identity: str, reason: str) -> None:
+        """The first time a sample is put back, to be tried alone; the second time left out."""
+        if identity in self.tried:
+            self.leave_out(identity, reason)
+        else:
+            self.tried.add(identity)
+            self.again.append(identity)
+
+    def leave_out(self, identity: str, reason: str) -> None:
+        self.quarantined[identity] = reason
+        if len(self.quarantined) > self.may_lose:
+            raise InputError(too_few(self.work.keys, self.quarantined, self.min_kept_share))
+        self.done_with(identity)
+
+    def done_with(self, identity: str) -> None:
+        shard = self.shard_of[identity]
+        self.waiting[shard["id"]].discard(identity)
+        if not self.waiting[shard["id"]]:
+            self.submit(shard)
+
+    def submit(self, shard: dict[str, Any]) -> None:
+        self.writing[self.pool.submit(self.write, shard)] = shard
+
+    def collect(self, wait: bool = False) -> None:
+        """Take in what the writers finished; `wait` for one of them."""
+        if wait:
+            concurrent.futures.wait(self.writing, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in [f for f in self.writing if f.done()]:
+            shard = self.writing.pop(future)
+            wrong = future.result()
+            # All of them are awaited before one of them can complete the shard.
+            self.waiting[shard["id"]].update(wrong)
+            for identity, reason in wrong.items():
+                self.fail(identity, reason)
+            if not wrong:
+                for identity in shard["samples"]:
+                    self.staged.pop(identity, None)
+
+    # Writer threads
+
+    def write(self, shard: dict[str, Any]) -> dict[str, str]:
+        """Check and write a shard whose samples have all come; else say which are wrong, and why.
+
+        Raises `BadStates` when all is wrong, which no second try would mend.
+        """
+        wrong: dict[str, str] = {}
+        samples: dict[str, Sample] = {}
+        for identity in shard["samples"]:
+            if identity in self.quarantined:
+                continue
+            try:
+                samples[identity] = self.load(identity)
+            except BadStates as error:
+                wrong[identity] = str(error)
+        wrong |= self.ask_teacher(shard, samples)
+        if not wrong and samples:
+            left_out = {
+                self.work.keys[i]: self.quarantined[i] for i in shard["samples"] if i not in samples
+            }
+            try:
+                put_shard(self.work.store, shard["id"], list(samples.values()), left_out)
+            except BadStates:
+                wrong = self.find_wrong(samples)
+                if not wrong:
+                    raise
+        for identity in wrong or samples:
+            self.loaded.pop(identity, None)
+        return wrong
+
+    def load(self, identity: str) -> Sample:
+        """The sample from where its states are; `BadStates` when they are not its own."""
+        row, key = self.work.rows[identity], self.work.keys[identity]
+        if identity in self.loaded:
+            return self.loaded[identity][0]
+        if identity in self.arrived:
+            path, chosen = self.arrived.pop(identity)
+            states, tokens = read_captured(path)
+            if tokens.tolist() != row.input_ids:
+                raise BadStates("the engine saved the states of other tokens")
+            # Shapes first: the teacher looks at the last state.
+            check_states(states[-1:], tokens[-1:], self.work.store.convention)
+            self.loaded[identity] = (Sample(identity, tokens, states), chosen)
+            return self.loaded[identity][0]
+        path, number = self.work.found[key]
+        try:
+            with Shard(path) as other:
+                sample = other.read(number)
+        except BadStates:
+            if path.exists():
+                self.work.store.set_aside(path)
+            raise
+        return Sample(identity, sample.tokens, sample.states)
+
+    def ask_teacher(self, shard: dict[str, Any], samples: dict[str, Sample]) -> dict[str, str]:
+        fresh = [
+            (i, samples[i].states[-1:], [self.loaded[i][1]])
+            for i in samples
+            if i in self.loaded and i not in self.vouched
+        ]
+        if not fresh:
+            return {}
+        with self._teacher_lock:
+            if self._head is None:
+                self._head = self._teacher()
+            try:
+                wrong = misled(self._head, fresh, greedy=True)
+            except BadStates as error:
+                names = ", ".join(i for i, *_ in fresh[:3])
+                raise BadStates(
+                    f"{error}. So in shard {shard['id']}, samples {names}, ...; nothing of it was "
+                    "kept. Check hidden_states.layer_ids and that the verifier's folder is "
+                    "unchanged since its fingerprint was made"
+                ) from None
+        self.vouched.update(i for i, *_ in fresh if i not in wrong)
+        return wrong
+
+    def find_wrong(self, samples: dict[str, Sample]) -> dict[str, str]:
+        wrong = {}
+        for identity, sample in samples.items():
+            try:
+                check_states(sample.states, sample.tokens, self.work.store.convention)
+            except BadStates as error:
+                wrong[identity] = str(error)
+        return wrong
 
 
 def fill(
     work: LaneWork,
-    start_engine: Callable[[], Any],
+    start_engine: Callable[[], AbstractContextManager[Any]],
     teacher: Callable[[], Teacher],
     progress: Callable[[int, int], None],
+    *,
+    staging_bytes: int,
+    min_kept_share: float,
 ) -> dict[str, Any]:
     """Extract what is missing and write the shards; return counts and the quarantined samples.
 
-    The engine is started only when a sample has to be extracted. Compression and writing go on
-    in a thread while the engine computes. `progress(samples, tokens)`.
+    The engine is started only when a sample has to be extracted. `progress(samples, tokens)`.
+    `staging_bytes`: states that may wait for their shard at a time. Raises `InputError` as soon as
+    fewer than `min_kept_share` of the lane's samples can be kept, `BadStates` when what the engine
+    gives is wrong throughout, `EngineDied`.
     """
-    rows = work.to_extract()
-    counts: dict[str, Any] = {
-        "extracted_samples": 0,
-        "extracted_tokens": 0,
-        "copied_samples": len(work.found),
-        "quarantined": {},
+    filler = Filler(work, teacher, progress, staging_bytes, min_kept_share)
+    copied = sum(work.keys[i] in work.found for s in work.missing for i in s["samples"])
+    filler.run(start_engine)
+    return {
+        "extracted_samples": filler.samples,
+        "extracted_tokens": filler.tokens,
+        "copied_samples": copied,
+        "quarantined": filler.quarantined,
     }
-    arrived: dict[str, tuple[Path, int]] = {}
-    waiting = {s["id"]: sum(1 for r in rows if r.id in set(s["samples"])) for s in work.missing}
-    of_sample = {i: s for s in work.missing for i in s["samples"]}
-    heads: list[Teacher] = []
-
-    def write(shard: dict[str, Any]) -> None:
-        samples, last, chosen = [], [], []
-        for identity in shard["samples"]:
-            row = work.rows[identity]
-            key = work.store.key(row.input_ids, row.loss_mask)
-            try:
-                if key in work.found:
-                    path, number = work.found[key]
-                    with Shard(path) as other:
-                        sample = other.read(number)
-                    samples.append(replace(sample, id=identity))
-                    continue
-                if identity in counts["quarantined"]:
-                    continue
-                path, token = arrived.pop(identity)
-                states, tokens = read_captured(path)
-                if tokens.tolist() != row.input_ids:
-                    raise BadStates("the engine saved the states of other tokens")
-                check_states(states, tokens, work.store.convention)
-            except BadStates as error:
-                counts["quarantined"][identity] = str(error)
-                continue
-            samples.append(Sample(identity, tokens, states, row.loss_mask))
-            last.append(states[-1:])
-            chosen.append(token)
-        if last:
-            import torch
-
-            if not heads:
-                heads.append(teacher())
-            heads[0].check(torch.cat(last), chosen, greedy=True)
-        if samples:
-            work.store.write(shard["id"], samples)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        writing: list[concurrent.futures.Future[None]] = []
-
-        def done_with(identity: str) -> None:
-            shard = of_sample[identity]
-            waiting[shard["id"]] -= 1
-            if waiting[shard["id"]] == 0:
-                writing.append(pool.submit(write, shard))
-            for future in [f for f in writing if f.done()]:
-                writing.remove(future)
-                future.result()
-
-        for shard in work.missing:
-            if waiting[shard["id"]] == 0:
-                writing.append(pool.submit(write, shard))
-        if rows:
-            with start_engine() as engine:
-                for answer in _answers(engine, rows, counts["quarantined"]):
-                    identity = answer.key
-                    if answer.states is not None:
-                        arrived[identity] = (answer.states, answer.tokens[0])
-                        counts["extracted_samples"] += 1
-                        counts["extracted_tokens"] += len(answer.prompt)
-                    done_with(identity)
-                    progress(counts["extracted_samples"], counts["extracted_tokens"])
-                for future in writing:
-                    future.result()
-        for future in writing:
-            future.result()
-    return counts
 
 
-def _answers(engine: Any, rows: list[Row], quarantined: dict[str, str]) -> Iterator[Answer]:
-    """One generated token for each row; a row the engine refuses is quarantined, with no states."""
-    for row in rows:
-        if len(row.input_ids) >= engine.max_model_len:
-            quarantined[row.id] = (
-                f"{len(row.input_ids)} tokens; the engine takes {engine.max_model_len - 1}"
-            )
-            yield Answer(row.id, row.input_ids, [], "refused", None)
-    fitting = (Request(r.id, r.input_ids, 1) for r in rows if r.id not in quarantined)
-    yield from engine.run(fitting)
+def too_few(keys: dict[str, str], quarantined: dict[str, str], min_kept_share: float) -> str:
+    shown = "; ".join(f"{i}: {reason}" for i, reason in list(quarantined.items())[:5])
+    return (
+        f"{len(quarantined)} of {len(keys)} samples could not be extracted, which leaves fewer "
+        f"than hidden_states.min_kept_share = {min_kept_share}. {shown}"
+    )
 
 
-def describe_lane(
-    store: Store, shards: list[dict[str, Any]], counts: dict[str, Any], min_kept_share: float
-) -> dict[str, Any]:
+def describe_lane(work: LaneWork, counts: dict[str, Any], min_kept_share: float) -> dict[str, Any]:
     """The lane's manifest: its shards with sizes and checksums, and what was left out.
 
     Raises `InputError` when a smaller share of the samples than `min_kept_share` is there.
     """
-    entries, kept, wanted, omitted = [], 0, 0, 0
-    for shard in shards:
-        wanted += len(shard["samples"])
-        path = store.path(shard["id"])
-        if not path.is_file():
-            continue
-        with Shard(path) as opened:
-            samples = [s["id"] for s in opened.samples]
-            tokens = sum(s["tokens"] for s in opened.samples)
-            omitted += opened.omitted_bytes()
-        kept += len(samples)
+    entries, kept = [], 0
+    for shard in work.shards:
+        path = work.store.path(shard["id"])
+        if shard["id"] not in work.present:
+            if not path.is_file():
+                continue
+            work.inspect(shard)
+        facts = work.present[shard["id"]]
+        kept += len(facts["samples"])
         entries.append(
             {
                 "id": shard["id"],
                 "file": path.name,
                 "split": shard["split"],
-                "samples": samples,
-                "tokens": tokens,
-                "bytes": path.stat().st_size,
-                "checksum": file_checksum(path),
+                "samples": facts["samples"],
+                "tokens": facts["tokens"],
+                "bytes": facts["bytes"],
+                "checksum": facts["checksum"],
             }
         )
-    if kept < min_kept_share * wanted:
-        raise InputError(
-            f"only {kept} of {wanted} samples could be extracted, under "
-            f"hidden_states.min_kept_share = {min_kept_share}: {counts['quarantined']}"
-        )
-    c = store.convention
+    if kept < min_kept_share * len(work.keys):
+        raise InputError(too_few(work.keys, counts["quarantined"], min_kept_share))
+    c = work.store.convention
     raw = sum(e["tokens"] for e in entries) * c.bytes_per_token()
     return {
         "convention": {
@@ -208,14 +583,12 @@ def describe_lane(
             "layer_ids": list(c.layer_ids),
             "hidden_size": c.hidden_size,
             "format": c.format,
-            "last_layer": "before the final norm",
-            "last_state": c.last_state,
+            "last_state": "before the final norm",
         },
         "shards": entries,
         "samples": kept,
         "tokens": sum(e["tokens"] for e in entries),
         "raw_bytes": raw,
-        "omitted_bytes": omitted,
         "bytes": sum(e["bytes"] for e in entries),
         **counts,
     }

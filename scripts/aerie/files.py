@@ -1,6 +1,7 @@
 """Files that are whole or absent: temporary name, sync, rename; content hashes; JSON lines."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,17 @@ import zstandard
 
 class InputError(Exception):
     """Something the user gave cannot be used; the message says what, where and what to do."""
+
+
+def is_disk_full(error: object) -> bool:
+    """Whether an exception, or its text, says that there is no space (or no quota) left.
+
+    Libraries written in Rust give it as text only: "(os error 28)".
+    """
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in numbers or any(
+        f"os error {n})" in str(error) or f"[Errno {n}]" in str(error) for n in numbers
+    )
 
 
 def sync_folder(folder: Path) -> None:

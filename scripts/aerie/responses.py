@@ -15,7 +15,8 @@ from typing import Any
 
 from aerie.chat import ChatTemplate, Unverified
 from aerie.endpoint import EndpointError, Endpoints, Refused
-from aerie.engine import Answer, Engine, Request, read_captured
+from aerie.engine import Answer, Engine, Failure, Request, read_captured
+from aerie.extraction import check_room, misled, put_shard
 from aerie.files import InputError, digest, read_json_lines, write_json_lines
 from aerie.hidden_states import BadStates, Sample, Store, Teacher
 from aerie.samples import Dropped, Row, describe_shard, group_by_shard, rows_of_answer
@@ -25,6 +26,8 @@ RESPONSES_VERSION = 1
 
 FLUSH_ANSWERS = 32
 FLUSH_SECONDS = 20.0
+TEACHER_TOKENS = 8
+"""Generated tokens of a sample that the teacher compares with its captured states."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,10 @@ class Conversation:
 
     def take(self, answer: Answer) -> None:
         """Add the engine's answer to the request last given."""
-        if isinstance(answer, Refused):
+        if isinstance(answer, Failure) and not answer.tokens:
             if not self.samples[-1]["spans"]:
                 self.samples.pop()
-            self.again = answer.again
+            self.again = isinstance(answer, Refused) and answer.again
             return self._end(answer.reason)
         ids = answer.prompt + answer.tokens
         self.samples[-1]["spans"].append([len(answer.prompt), len(ids)])
@@ -182,15 +185,21 @@ class Conversation:
         }
 
 
+def _never() -> bool:
+    return False
+
+
 def converse(
     engine: Engine | Endpoints,
     records: list[dict[str, Any]],
     template: ChatTemplate,
     sampling: Sampling,
+    hold: Callable[[], bool] = _never,
 ) -> Iterator[tuple[Conversation, Answer | None]]:
     """Hold all conversations with the engine at once; yield each when it has ended.
 
-    With it comes the answer to its last turn (None when nothing could be asked).
+    With it comes the answer to its last turn (None when nothing could be asked). While `hold()`
+    no conversation is begun beside those that are under way.
     """
     waiting = deque(records)
     ready: deque[Request] = deque()
@@ -199,7 +208,7 @@ def converse(
 
     def requests() -> Iterator[Request | None]:
         while True:
-            while not ready and waiting:
+            while not ready and waiting and not (talking and hold()):
                 conversation = Conversation(waiting.popleft(), template, sampling)
                 request = conversation.next_request()
                 if request is None:
@@ -240,8 +249,10 @@ def _seed(seed: int, key: str) -> int:
 class Capture:
     """Makes shards of the states that arrive with the answers, as soon as a group is complete.
 
-    A group with an answer that came without states (kept from an earlier run) is left to the
-    extraction stage, as is one whose states fail a check.
+    Left to the extraction stage: a group with an answer that came without states (kept from an
+    earlier run), one whose states fail a check, and one that is begun while `staging_bytes` of
+    states wait for others already. `max_gib`: see `extraction.check_room`; what does not fit on
+    the disk any more stops the job.
     """
 
     def __init__(
@@ -252,8 +263,11 @@ class Capture:
         mean: int,
         limits: dict[str, int],
         greedy: bool,
+        staging_bytes: int,
+        max_gib: float | None = None,
     ):
         self.store, self.teacher, self.limits, self.greedy = store, teacher, limits, greedy
+        self.staging_bytes, self.max_gib = staging_bytes, max_gib
         self.groups: list[tuple[str, list[dict[str, Any]]]] = []
         self.group_of: dict[str, int] = {}
         for split, records in splits.items():
@@ -262,8 +276,10 @@ class Capture:
                     self.group_of[records[position]["id"]] = len(self.groups)
                 self.groups.append((split, [records[p] for p in positions]))
         self.missing = [len(records) for _, records in self.groups]
+        self.left = [False] * len(self.groups)
         self.answers: dict[str, dict[str, Any]] = {}
         self.states: dict[str, Path] = {}
+        self.staged: dict[str, int] = {}
         self.shards = 0
         self.tokens = 0
         self.failed: list[str] = []
@@ -272,23 +288,54 @@ class Capture:
 
     def take(self, answer: dict[str, Any], states: Path | None) -> None:
         identity = answer["id"]
-        self.answers[identity] = answer
-        if states is not None:
-            self.states[identity] = states
         group = self.group_of[identity]
+        self.answers[identity] = answer
+        if states is None and not answer.get("dropped"):
+            self._leave(group)
+        elif states is not None:
+            size = states.stat().st_size
+            if self._bytes() + size > self.staging_bytes and not self._busy():
+                self._leave(group)
+            if self.left[group]:
+                states.unlink()
+            else:
+                self.states[identity], self.staged[identity] = states, size
         self.missing[group] -= 1
         if self.missing[group] == 0:
-            self._writing.append(self._pool.submit(self._write, *self.groups[group]))
+            self._writing.append(self._pool.submit(self._write, group))
+        self._busy()
+
+    def full(self) -> bool:
+        """Whether new conversations should wait until a shard is written."""
+        return self._bytes() > self.staging_bytes // 2 and self._busy()
+
+    def _bytes(self) -> int:
+        return sum(self.staged.copy().values())
+
+    def _busy(self) -> bool:
         for future in [f for f in self._writing if f.done()]:
             self._writing.remove(future)
             future.result()
+        return bool(self._writing)
 
-    def _write(self, split: str, records: list[dict[str, Any]]) -> None:
+    def _leave(self, group: int) -> None:
+        """Give the states of a group up: it is extracted later."""
+        self.left[group] = True
+        self._remove(group)
+
+    def _remove(self, group: int) -> None:
+        for record in self.groups[group][1]:
+            self.staged.pop(record["id"], None)
+            if path := self.states.pop(record["id"], None):
+                path.unlink(missing_ok=True)
+
+    def _write(self, group: int) -> None:
+        split, records = self.groups[group]
         rows: list[tuple[Row, Path | None]] = []
-        staged = [self.states.pop(r["id"], None) for r in records]
         try:
-            for record, states in zip(records, staged, strict=True):
+            for record in records:
                 answer = self.answers.pop(record["id"])
+                states = self.states.get(record["id"])
                 try:
                     of_answer = rows_of_answer(record, split, answer, self.limits)
                 except Dropped:
@@ -300,33 +347,31 @@ class Capture:
                     rows.append((row, states if whole or row.id == last else None))
             if not rows or any(states is None for _, states in rows):
                 return
-            last_state = self.store.convention.last_state
-            shard = describe_shard(split, [row for row, _ in rows], last_state)["id"]
-            if self.store.has(shard):
+            shard = describe_shard(split, [row for row, _ in rows])
+            if self.store.has(shard["id"]):
                 return
-            samples = []
+            check_room(self.store, shard["tokens"], self.max_gib)
+            samples, chosen = [], []
             for row, path in rows:
                 states, tokens = read_captured(path)
                 if tokens.tolist() != row.input_ids:
                     raise BadStates(f"sample {row.id}: captured tokens are not those of the row")
-                samples.append(Sample(row.id, tokens, states, row.loss_mask))
-            row = rows[0][0]
-            chosen = [*row.input_ids[row.last_turn :], row.next_token]
-            self.teacher.check(samples[0].states, chosen, self.greedy)
-            self.store.write(shard, samples)
+                samples.append(Sample(row.id, tokens, states))
+                following = [*row.input_ids[row.last_turn :], row.next_token]
+                chosen.append((row.id, states, following[-TEACHER_TOKENS:]))
+            for identity, reason in misled(self.teacher, chosen, self.greedy).items():
+                raise BadStates(f"sample {identity}: {reason}")
+            put_shard(self.store, shard["id"], samples, {})
             self.shards += 1
-            self.tokens += sum(len(s.tokens) for s in samples)
+            self.tokens += shard["tokens"]
         except BadStates as error:
             self.failed.append(str(error))
         finally:
-            for path in staged:
-                if path is not None:
-                    path.unlink(missing_ok=True)
+            self._remove(group)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
-        for future in self._writing:
-            future.result()
+        self._busy()
 
 
 def generate(
@@ -354,12 +399,14 @@ def generate(
     tokens = 0
     try:
         for done, (conversation, answer) in enumerate(
-            converse(engine, missing, template, sampling), 1
+            converse(engine, missing, template, sampling, capture.full if capture else _never), 1
         ):
             row = conversation.row()
             answers.add(row)
             known[row["id"]] = row
             if capture is not None:
+                if isinstance(answer, Failure) and answer.tokens:
+                    capture.failed.append(answer.reason)
                 capture.take(row, answer.states if answer else None)
             tokens += sum(e - s for x in row.get("samples", []) for s, e in x["spans"])
             progress(done, tokens)

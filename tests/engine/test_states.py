@@ -16,6 +16,7 @@ if __name__ == "__main__":
     from transformers import AutoModelForCausalLM
     from aerie.engine import Engine, Request, read_captured
     from aerie.hidden_states import BadStates, Convention, Teacher, check_states
+    from aerie.staging import Staging
 
     model, settings = Path({model!r}), {settings!r}
     ids = [0, 1, 3, 6]
@@ -25,7 +26,12 @@ if __name__ == "__main__":
     convention = Convention("f" * 32, tuple(ids), 128)
     teacher = Teacher(model)
     found = {{}}
-    with Engine(model, settings, max_model_len=160, capture_ids=ids) as engine:
+    with (
+        Staging() as staging,
+        Engine(
+            model, settings, max_model_len=160, capture_ids=ids, staging=staging.folder
+        ) as engine,
+    ):
 
         def states(prompts, max_tokens=1):
             requests = [Request(str(i), p, max_tokens) for i, p in enumerate(prompts)]

@@ -1,0 +1,28 @@
+"""What a lane's manifest promises, compared with what lies in the store; light enough to be asked
+whenever the workflow is read."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from aerie.files import InputError, read_json
+
+
+def broken_shards(manifest: Path, store: Path) -> list[str]:
+    """Files that the manifest names and that are gone from the store, or have another size there.
+
+    A manifest that is absent breaks nothing; of one that cannot be read, its own name is given.
+    """
+    try:
+        lane: dict[str, Any] = read_json(manifest)
+        folder = store / "hidden_states" / lane["convention"]["key"]
+        wanted = {entry["file"]: entry["bytes"] for entry in lane["shards"]}
+    except InputError:
+        return [manifest.name] if manifest.exists() else []
+    except (KeyError, TypeError):
+        return [manifest.name]
+    try:
+        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    except OSError:
+        sizes = {}
+    return [name for name, size in wanted.items() if sizes.get(name) != size]

@@ -1,0 +1,453 @@
+"""A lane with a stand-in for the engine, so that each fault can be forced."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SCRIPTS
+from safetensors.torch import save_file
+
+from aerie import extraction, staging
+from aerie.engine import Answer, EngineDied, Failure
+from aerie.extraction import LaneWork, check_room, describe_lane, fill
+from aerie.files import InputError
+from aerie.hidden_states import BadStates, Convention, Shard, Store, sample_key
+from aerie.manifest import broken_shards
+from aerie.samples import Row, describe_shard
+
+IDS, WIDTH, VOCABULARY = (1, 2, 4), 16, 64
+CONVENTION = Convention("f" * 32, IDS, WIDTH)
+HEAD = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(9))
+
+
+def rows(count: int, start: int = 0) -> list[Row]:
+    """Samples of different tokens and lengths."""
+    found = []
+    for number in range(start, start + count):
+        generator = np.random.default_rng(number)
+        ids = generator.integers(1, VOCABULARY, int(generator.integers(4, 12))).tolist()
+        ids[0] = number % VOCABULARY
+        ids[1] = number // VOCABULARY
+        found.append(Row(f"s{number}", f"s{number}", "x", "train", ids, [True] * len(ids), 1, -1))
+    return found
+
+
+def true_states(tokens: list[int]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(int(sample_key(tokens)[:8], 16))
+    return torch.randn(len(tokens), len(IDS), WIDTH, generator=generator).to(torch.bfloat16)
+
+
+class FakeTeacher:
+    """An output head without a norm; its token for a state is the best one."""
+
+    head = HEAD
+
+    def ranks(self, last, tokens):
+        logits = last.float() @ HEAD.T
+        return (logits > logits.gather(1, tokens[:, None])).sum(1)
+
+    def check(self, states, tokens, greedy):
+        ranks = self.ranks(states[-len(tokens) :, -1], torch.tensor(tokens))
+        if (ranks == 0).float().mean() < 0.8:
+            raise BadStates("does not lead to the tokens that the verifier chose")
+
+
+class FakeEngine:
+    """Gives `true_states`, or what `spoil(answer number, key, states)` makes of them.
+
+    `spoil` may return a text (a failure), states, or raise.
+    """
+
+    max_model_len = 100
+
+    def __init__(self, folder: Path, spoil=lambda n, key, states: states):
+        self.folder, self.spoil = folder, spoil
+        self.started = 0
+        self.asked: list[str] = []
+        self.alone: list[str] = []
+
+    def start(self):
+        self.started += 1
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def run(self, requests):
+        flying = []
+        while True:
+            while len(flying) < 8 and (request := next(requests, None)) is not None:
+                flying.append(request)
+                self.asked.append(request.key)
+            if not flying:
+                return
+            if len(flying) == 1:
+                self.alone.append(flying[0].key)
+            request = flying.pop(0)
+            states = true_states(request.prompt)
+            chosen = int((states[-1, -1].float() @ HEAD.T).argmax())
+            got = self.spoil(len(self.asked), request.key, states)
+            if isinstance(got, str):
+                yield Failure(request.key, request.prompt, [], "error", None, got)
+                continue
+            path = self.folder / f"{request.key}.safetensors"
+            tokens = torch.tensor(request.prompt)
+            save_file({"hidden_states": got.contiguous(), "token_ids": tokens}, path)
+            yield Answer(request.key, request.prompt, [chosen], "length", path)
+
+
+class Lane:
+    def __init__(self, root: Path, samples: list[Row], size: int = 12):
+        self.store = Store(root / "store", CONVENTION)
+        self.rows = {r.id: r for r in samples}
+        self.shards = [
+            describe_shard("train", samples[i : i + size]) for i in range(0, len(samples), size)
+        ]
+        self.folder = root / "staging"
+        self.folder.mkdir(exist_ok=True)
+
+    def run(self, spoil=lambda n, key, states: states, floor=0.9, limit=1 << 30):
+        self.engine = FakeEngine(self.folder, spoil)
+        work = LaneWork(self.store, self.rows, self.shards)
+        counts = fill(
+            work,
+            self.engine.start,
+            FakeTeacher,
+            lambda *_: None,
+            staging_bytes=limit,
+            min_kept_share=floor,
+        )
+        return describe_lane(work, counts, floor)
+
+    def read(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for shard in self.shards:
+            if self.store.has(shard["id"]):
+                with Shard(self.store.path(shard["id"])) as opened:
+                    for number in range(len(opened.samples)):
+                        sample = opened.read(number)
+                        found[sample.id] = sample.states
+        return found
+
+    def bytes(self) -> dict[str, bytes]:
+        return {p.name: p.read_bytes() for p in self.store.folder.glob("*.*")}
+
+
+@pytest.fixture
+def lane(tmp_path):
+    return Lane(tmp_path, rows(60))
+
+
+def right(lane: Lane) -> bool:
+    found = lane.read()
+    return all(torch.equal(found[i], true_states(lane.rows[i].input_ids)) for i in found)
+
+
+def test_a_lane_fills_its_shards_and_finds_them_the_next_time(lane):
+    manifest = lane.run()
+    assert manifest["samples"] == 60 == manifest["extracted_samples"]
+    assert right(lane)
+    assert not list(lane.folder.iterdir())
+    again = lane.run()
+    assert lane.engine.started == 0
+    assert {**again, "extracted_samples": 60} | {"extracted_tokens": 0} == {
+        **manifest,
+        "extracted_tokens": 0,
+    }
+
+
+FAULTS = {
+    "engine error": lambda s: "the engine refuses it",
+    "zeros": torch.zeros_like,
+    "nan": lambda s: s * float("nan"),
+    "short": lambda s: s[:-1],
+    "repeated": lambda s: s[:1].expand_as(s),
+    "of other layers": lambda s: s.roll(1, 1),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_sample_that_fails_once_is_tried_again_alone(lane, fault):
+    spoil = FAULTS[fault]
+    manifest = lane.run(lambda n, key, s: spoil(s) if key == "s30" else s)
+    assert manifest["quarantined"] == {}
+    assert lane.engine.alone[-1] == "s30-again" or "s30-again" in lane.engine.alone
+    assert len(lane.read()) == 60
+    assert right(lane)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_sample_that_always_fails_is_left_out_with_its_reason(lane, fault):
+    spoil = FAULTS[fault]
+
+    def always(n, key, states):
+        return spoil(states) if key.split("-")[0] in ("s0", "s30") else states
+
+    manifest = lane.run(always)
+    assert set(manifest["quarantined"]) == {"s0", "s30"}
+    assert all(manifest["quarantined"].values())
+    assert manifest["samples"] == 58 == len(lane.read())
+    assert right(lane)
+    # The reason is there the next time too, and the sample is not tried for ever.
+    again = lane.run(always)
+    assert again["quarantined"] == manifest["quarantined"]
+    assert lane.engine.started == 0
+
+
+def test_a_sample_longer_than_the_engine_takes_is_left_out(tmp_path):
+    samples = rows(20)
+    samples[3].input_ids = list(range(1, 60)) * 2
+    lane = Lane(tmp_path, samples)
+    manifest = lane.run()
+    assert manifest["quarantined"] == {"s3": "118 tokens; the engine takes 99"}
+    assert manifest["samples"] == 19
+
+
+def test_a_lane_that_keeps_too_few_fails_at_once_and_keeps_what_was_whole(lane):
+    def late(n, key, states):
+        return "no" if int(key[1:].split("-")[0]) >= 36 else states
+
+    with pytest.raises(InputError, match="min_kept_share") as error:
+        lane.run(late)
+    assert "s3" in str(error.value)
+    assert len(lane.read()) == 36
+    assert len(lane.engine.asked) < 60 + 8
+    assert lane.run()["samples"] == 60
+    assert not any(key in ("s0", "s20") for key in lane.engine.asked)
+
+
+def test_states_that_are_wrong_throughout_stop_the_lane_after_its_first_shard(lane):
+    with pytest.raises(BadStates, match="layer_ids"):
+        lane.run(lambda n, key, s: s.roll(1, 1))  # layers shifted by one
+    assert lane.read() == {}
+    assert len(lane.engine.asked) <= 36
+    assert not any(key.endswith("-again") for key in lane.engine.asked)
+
+
+def test_another_model_stops_the_lane(lane):
+    other = torch.Generator().manual_seed(77)
+    with pytest.raises(BadStates):
+        lane.run(lambda n, key, s: torch.randn(s.shape, generator=other).to(torch.bfloat16))
+
+
+def test_two_samples_swapped_are_found(lane):
+    kept = {}
+
+    def swap(n, key, states):
+        kept[key] = states
+        if key in ("s2", "s3"):
+            other = true_states(lane.rows["s3" if key == "s2" else "s2"].input_ids)
+            return other.resize_(states.shape) if other.shape == states.shape else other
+        return states
+
+    lane.run(swap)
+    assert right(lane)
+
+
+def test_an_engine_that_dies_is_started_again_and_goes_on_without_the_sample(lane):
+    def poison(n, key, states):
+        if key.startswith("s17"):
+            raise EngineDied("segmentation fault")
+        return states
+
+    manifest = lane.run(poison)
+    assert lane.engine.started == 3
+    assert list(manifest["quarantined"]) == ["s17"]
+    assert "segmentation fault" in manifest["quarantined"]["s17"]
+    assert len(lane.read()) == 59
+    assert right(lane)
+
+
+def test_an_engine_that_always_dies_fails_the_lane(lane):
+    def dies(n, key, states):
+        raise EngineDied("no memory")
+
+    with pytest.raises(EngineDied, match="3 engines died"):
+        lane.run(dies, floor=0.0)
+
+
+def test_staging_stays_within_its_bound(lane):
+    size = max(s["tokens"] for s in lane.shards) * CONVENTION.bytes_per_token()
+    most = 0
+
+    def watch(n, key, states):
+        nonlocal most
+        files = list(lane.folder.iterdir())
+        most = max(most, sum(p.stat().st_size - 400 for p in files if p.exists()))
+        return states
+
+    assert lane.run(watch, limit=2 * size)["samples"] == 60
+    assert 0 < most <= 2 * size
+
+
+def test_a_killed_run_and_its_continuation_write_what_an_undisturbed_one_does(tmp_path, lane):
+    lane.run()
+    whole = lane.bytes()
+    (tmp_path / "b").mkdir()
+    other = Lane(tmp_path / "b", rows(60))
+
+    def killed(n, key, states):
+        if n > 40:
+            raise KeyboardInterrupt
+        return states
+
+    with pytest.raises(KeyboardInterrupt):
+        other.run(killed)
+    assert 0 < len(other.read()) < 60
+    (next(iter(other.store.folder.glob("*.json")))).unlink()  # a kill between the two files
+    other.run()
+    assert other.bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "other verifier", "other samples"])
+def test_a_damaged_or_foreign_shard_is_moved_aside_and_made_again(lane, damage):
+    lane.run()
+    whole = lane.bytes()
+    path = lane.store.path(lane.shards[1]["id"])
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif damage == "foreign":
+        path.write_bytes(b"not a shard")
+    elif damage == "other samples":
+        path.write_bytes(lane.store.path(lane.shards[0]["id"]).read_bytes())
+    else:
+        data = path.read_bytes()
+        assert data.count(b"f" * 32) == 1
+        path.write_bytes(data.replace(b"f" * 32, b"e" * 32))
+    manifest = lane.run()
+    assert manifest["extracted_samples"] == 12
+    assert lane.bytes() == whole
+    assert len(list((lane.store.folder / "damaged").iterdir())) == 1
+
+
+def test_a_flipped_bit_is_found_when_a_sample_is_copied(tmp_path, lane):
+    lane.run()
+    path = lane.store.path(lane.shards[0]["id"])
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 4
+    path.write_bytes(data)
+    # The same samples in other shards: all copied but those of the damaged one.
+    edited = Lane(tmp_path, rows(60)[1:])
+    manifest = edited.run(floor=1.0)
+    assert manifest["samples"] == 59
+    assert 1 <= manifest["extracted_samples"] <= 12
+    assert right(edited)
+
+
+def test_what_a_manifest_names_is_missed_when_it_is_gone_or_cut(tmp_path, lane):
+    manifest = tmp_path / "lane-0.json"
+    assert broken_shards(manifest, tmp_path / "store") == []
+    manifest.write_text(json.dumps(lane.run()))
+    assert broken_shards(manifest, tmp_path / "store") == []
+    first, second, *_ = (lane.store.path(s["id"]) for s in lane.shards)
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-1])
+    assert set(broken_shards(manifest, tmp_path / "store")) == {first.name, second.name}
+    manifest.write_text("{")
+    assert broken_shards(manifest, tmp_path / "store") == ["lane-0.json"]
+
+
+def test_too_little_room_is_said_with_figures_before_anything_starts(lane, monkeypatch):
+    with pytest.raises(InputError, match=r"max_gib = 0\.001"):
+        check_room(lane.store, 1_000_000, 0.001)
+    with pytest.raises(InputError, match=r"1,000,000,000,000 tokens take .* GiB are free"):
+        check_room(lane.store, 10**12, None)
+    check_room(lane.store, 0, 0.000001)
+    check_room(lane.store, 1000, 1)
+
+
+def test_room_is_reckoned_with_the_ratio_that_was_measured(lane):
+    assert extraction.measured_ratio(lane.store) == 1.0
+    manifest = lane.run()
+    ratio = extraction.measured_ratio(lane.store)
+    assert ratio == pytest.approx(min(1.0, 1.05 * manifest["bytes"] / manifest["raw_bytes"]))
+
+
+FULL = """
+import resource, signal, sys
+sys.path[:0] = [{scripts!r}, {tests!r}]
+from pathlib import Path
+from test_extraction import Lane, rows
+from aerie import cli
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+lane = Lane(Path({root!r}), rows(60))
+store = lane.store.folder
+calls = []
+
+def squeeze(n, key, states):
+    if n > 40:  # from now on no file may grow beyond this: as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    return states
+
+cli.run(lambda: lane.run(squeeze))
+"""
+
+
+def test_a_full_disk_is_a_clean_stop_and_the_next_run_goes_on(tmp_path, lane):
+    code = FULL.format(
+        scripts=str(SCRIPTS), tests=str(Path(__file__).parent), root=str(tmp_path / "full")
+    )
+    (tmp_path / "full").mkdir()
+    paths = [str(SCRIPTS), str(Path(__file__).parent.parent), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(paths), "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the disk is full" in done.stderr
+    other = Lane(tmp_path / "full", rows(60))
+    kept = len(other.read())
+    assert 0 < kept < 60
+    assert not [p for p in other.store.folder.iterdir() if p.name.startswith(".")]
+    assert other.run()["samples"] == 60
+    assert len(other.engine.asked) == 60 - kept
+
+
+def test_staging_of_a_killed_process_is_removed_by_the_next(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from aerie.staging import Staging\n"
+        "s = Staging()\n"
+        "(s.folder / 'x').write_bytes(b'1' * 1000)\n"
+        "print(s.folder, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == 'die' else sys.stdin.read()\n"
+    )
+    environment = {"PYTHONPATH": str(SCRIPTS), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", code]
+    dead = subprocess.run([*command, "die"], env=environment, capture_output=True, text=True)
+    left = Path(dead.stdout.strip())
+    assert (left / "x").exists()
+    alive = subprocess.Popen(
+        [*command, "live"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    other = Path(alive.stdout.readline().strip())
+    with staging.Staging() as mine:
+        assert mine.folder.is_dir()
+        assert not left.exists()
+        assert (other / "x").exists()
+    assert not mine.folder.exists()
+    alive.communicate("")
+
+
+def test_staging_lies_on_disk_where_memory_is_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_memory_for", lambda limit: False)
+    monkeypatch.setattr(staging.tempfile, "tempdir", str(tmp_path))
+    with staging.Staging() as found:
+        assert found.folder.parent == tmp_path
+    with pytest.raises(InputError, match="GiB are free"):
+        staging.Staging(1 << 60)
