@@ -47,15 +47,13 @@ def make_tokenizer(folder: Path) -> int:
     return len(fast)
 
 
-@pytest.fixture(scope="session")
-def tiny_verifier(tmp_path_factory) -> Path:
+def make_verifier(folder: Path, seed: int = 0) -> Path:
     """A Llama of 6 layers and width 128 with random weights, tied embeddings, padded vocabulary."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path_factory.mktemp("verifier") / "tiny-llama"
     make_tokenizer(folder)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=512,
         hidden_size=128,
@@ -74,6 +72,11 @@ def tiny_verifier(tmp_path_factory) -> Path:
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_verifier(tmp_path_factory) -> Path:
+    return make_verifier(tmp_path_factory.mktemp("verifier") / "tiny-llama")
 
 
 TINY_ENGINE = {

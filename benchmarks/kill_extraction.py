@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Kill the extraction with SIGKILL at random instants, again and again; compare the stores.
+
+A tiny verifier (random weights, made here) and the real engine. A run is killed at a random
+instant between its first sign of life and the time that an undisturbed run takes, and the next goes
+on in its store; when one comes through, the store has to equal an undisturbed one bit for bit,
+and a new store is begun, until `--kills` runs were killed.
+
+    python benchmarks/kill_extraction.py --kills 100
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import ROOT, record
+
+ENGINE = {
+    "dtype": "auto",
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 512,
+    "enforce_eager": True,
+    "tensor_parallel_size": 1,
+    "gpu_memory_utilization": 0.5,
+    "cpu_cache_gib": 1,
+}
+
+
+def prepare(folder: Path, model: Path, samples: int) -> list[str]:
+    """Write the inputs of a lane; give the command that extracts it, without `--store`."""
+    from aerie.files import write_json
+    from aerie.hidden_states import group_records
+    from aerie.samples import Row, describe_shard, write_samples
+    from aerie.verifier import describe_verifier
+
+    chance = random.Random(0)
+    rows = []
+    for number in range(samples):
+        ids = [chance.randrange(3, 400) for _ in range(chance.randrange(8, 120))]
+        name = f"s{number}"
+        rows.append(Row(name, name, "kill", "train", ids, [True] * len(ids), 1, -1))
+    groups = group_records([r.id for r in rows], 16)
+    write_samples(folder / "samples", rows)
+    shards = [describe_shard("train", [rows[i] for i in g]) for g in groups]
+    write_json(folder / "shards", {"shards": shards})
+    write_json(folder / "verifier", describe_verifier(model, str(model), False))
+    command = [sys.executable, ROOT / "scripts" / "extract_hidden_states.py"]
+    command += ["--samples", folder / "samples", "--shards", folder / "shards"]
+    command += ["--verifier", folder / "verifier", "--layer-ids", "[1, 2, 4]"]
+    command += ["--format", "lossless", "--lane", 0, "--lanes", 1, "--max-length", 160]
+    command += ["--min-kept-share", 1, "--engine", json.dumps(ENGINE)]
+    return list(map(str, command))
+
+
+def content(store: Path) -> dict[str, bytes]:
+    """Files of the store that bear a final name."""
+    files = (p for p in store.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {str(p.relative_to(store)): p.read_bytes() for p in files}
+
+
+def run(command: list[str], store: Path, wait: float | None) -> bool:
+    """Run a lane, killed `wait` seconds after it is at work (None: never); whether it ended."""
+    store.mkdir(exist_ok=True)
+    log = store / ".progress"
+    log.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        [*command, "--store", store, "--output", store / ".lane.json", "--progress-log", log],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+    def at_work() -> bool:
+        return log.is_file() and any(json.loads(x)["done"] for x in log.read_text().splitlines())
+
+    while wait is not None and process.poll() is None:
+        if at_work():
+            time.sleep(wait)
+            os.killpg(process.pid, signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    errors = process.communicate()[1]
+    if process.returncode not in (0, -signal.SIGKILL):
+        sys.exit(errors.decode()[-4000:])
+    return process.returncode == 0
+
+
+def kill_and_compare(model: Path, kills: int, samples: int, seed: int) -> dict[str, int]:
+    chance = random.Random(seed)
+    counts = {"killed": 0, "stores": 0, "different": 0, "files": 0, "left_in_staging": 0}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = prepare(folder, model, samples)
+        assert run(command, folder / "whole", None)
+        whole = content(folder / "whole")
+        counts["files"] = len(whole)
+        lines = (folder / "whole" / ".progress").read_text().splitlines()
+        times = [json.loads(x)["time"] for x in lines if json.loads(x)["done"]]
+        span = max(1.0, times[-1] - times[0] + 0.5)
+        while counts["killed"] < kills:
+            store = folder / f"store-{counts['stores']}"
+            counts["stores"] += 1
+            # Killed at most six times, then left to end: instants near the end occur as well.
+            for attempt in range(7):
+                last = attempt == 6 or counts["killed"] == kills
+                if run(command, store, None if last else chance.uniform(0, span)):
+                    break
+                counts["killed"] += 1
+            counts["different"] += content(store) != whole
+        from aerie.staging import MEMORY, PREFIX
+
+        counts["left_in_staging"] = len(list(MEMORY.glob(f"{PREFIX}*")))
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--samples", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests"))
+    from conftest import make_verifier  # the tests' own; needs the packages of envs/dev.lock
+
+    with tempfile.TemporaryDirectory() as name:
+        model = Path(name) / "tiny"
+        make_verifier(model)
+        counts = kill_and_compare(model, args.kills, args.samples, args.seed)
+    record("kill_extraction", [counts], samples=args.samples, engine=ENGINE)
+    if counts["different"]:
+        sys.exit("a store differs from the undisturbed one")
+
+
+if __name__ == "__main__":
+    main()

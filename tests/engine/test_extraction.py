@@ -1,0 +1,152 @@
+"""Faults forced on the real engine, and lanes killed at random."""
+
+import json
+import sys
+
+import pytest
+from conftest import ROOT, TINY_ENGINE, make_verifier, run_python
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+FAULTS = """
+import contextlib, json, sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    import torch
+    import vllm
+    from aerie import connector
+    from aerie.engine import Engine, EngineDied, Failure, Request
+    from aerie.extraction import LaneWork, describe_lane, fill
+    from aerie.files import InputError
+    from aerie.hidden_states import BadStates, Convention, Shard, Store, Teacher
+    from aerie.samples import Row, describe_shard
+    from aerie.staging import Staging
+
+    model, other, root = Path({model!r}), Path({other!r}), Path({root!r})
+    ids, found = [0, 1, 3, 6], {{}}
+    torch.manual_seed(1)
+    rows = []
+    for number in range(36):
+        tokens = torch.randint(3, 400, (5 + 3 * number,)).tolist()
+        rows.append(Row(f"s{{number}}", f"s{{number}}", "x", "train", tokens, [], 1, -1))
+    shards = [describe_shard("train", rows[i : i + 12]) for i in range(0, 36, 12)]
+
+    @contextlib.contextmanager
+    def engine(capture=ids):
+        with (
+            Staging() as staging,
+            Engine(
+                model, {settings!r}, max_model_len=160, capture_ids=capture, staging=staging.folder
+            ) as started,
+        ):
+            yield started
+
+    def lane(name, start, teacher=model):
+        store = Store(root / name, Convention("f" * 32, tuple(ids), 128))
+        work = LaneWork(store, {{r.id: r for r in rows}}, shards)
+        counts = fill(
+            work,
+            start,
+            lambda: Teacher(teacher),
+            lambda *_: None,
+            staging_bytes=1 << 30,
+            min_kept_share=0.9,
+        )
+        return describe_lane(work, counts, 0.9)
+
+    def refused(name, *arguments, **more):
+        try:
+            lane(name, *arguments, **more)
+        except InputError as error:
+            assert not list((root / name).rglob("*.safetensors"))
+            return str(error)
+        raise AssertionError(f"{{name}} was taken")
+
+    real = vllm.LLM
+    vllm.LLM = lambda **options: real(**{{**options, "enable_prefix_caching": True}})
+    found["prefix"] = refused("prefix", engine)
+    vllm.LLM = real
+    found["layers"] = refused("layers", lambda: engine([0, 1, 3, 5]))
+    started = []
+
+    @contextlib.contextmanager
+    def again():
+        with engine() as e:
+            started.append(e)
+            yield e
+
+    found["model"] = refused("model", again, teacher=other)
+    with engine() as e:
+        answers = list(
+            e.run(iter([Request("a", [5000], 1), Request("b", [5] * 500, 1), Request("c", [7], 1)]))
+        )
+        found["refused"] = {{a.key: isinstance(a, Failure) for a in answers}}
+
+        copy, failures = connector.HiddenStatesConnector._copy_on_cpu, []
+
+        def failing(self, pending):
+            if len(pending.token_ids) == len(rows[5].input_ids) or (
+                len(pending.token_ids) == len(rows[20].input_ids) and not failures
+            ):
+                failures.append(len(pending.token_ids))
+                raise RuntimeError("the copy failed")
+            copy(self, pending)
+
+        connector.HiddenStatesConnector._copy_on_cpu = failing
+        manifest = lane("connector", lambda: contextlib.nullcontext(e))
+        connector.HiddenStatesConnector._copy_on_cpu = copy
+        found["connector"] = manifest["quarantined"]
+        found["kept"] = manifest["samples"]
+    deaths = []
+
+    @contextlib.contextmanager
+    def dying():
+        with engine() as e:
+            step = e.llm.llm_engine.step
+
+            def stumble():
+                if len(list((root / "dying").rglob("*.safetensors"))) and not deaths:
+                    deaths.append(1)
+                    raise RuntimeError("out of memory")
+                return step()
+
+            e.llm.llm_engine.step = stumble
+            yield e
+
+    manifest = lane("dying", dying)
+    found["after death"] = [manifest["samples"], len(manifest["quarantined"]), len(deaths)]
+    print("FOUND", json.dumps(found))
+"""
+
+
+def test_faults_of_the_engine_are_noticed_and_cost_no_more_than_they_must(tmp_path, tiny_verifier):
+    other = make_verifier(tmp_path / "other", seed=5)
+    output = run_python(
+        FAULTS.format(
+            model=str(tiny_verifier),
+            other=str(other),
+            root=str(tmp_path / "root"),
+            settings=TINY_ENGINE,
+        ),
+        timeout=600,
+    )
+    found = json.loads(output.split("FOUND", 1)[1])
+    assert "prefix caching" in found["prefix"]
+    assert "layer ids" in found["layers"]
+    assert "does not lead to the token" in found["model"]
+    assert found["refused"] == {"a": True, "b": True, "c": False}
+    assert list(found["connector"]) == ["s5"]
+    assert "the copy failed" in found["connector"]["s5"]
+    assert found["kept"] == 35
+    assert found["after death"] == [36, 0, 1]
+
+
+def test_killed_at_random_instants_the_store_is_that_of_an_undisturbed_run(tiny_verifier):
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from kill_extraction import kill_and_compare
+
+    counts = kill_and_compare(tiny_verifier, kills=3, samples=320, seed=1)
+    assert counts["killed"] == 3
+    assert counts["files"] > 10
+    assert counts["different"] == 0
