@@ -29,6 +29,7 @@ from aerie.hidden_states import (
     Store,
     Teacher,
     check_states,
+    checksum,
     file_checksum,
     sample_key,
 )
@@ -451,6 +452,7 @@ class Filler:
                 wrong = self.find_wrong(samples)
                 if not wrong:
                     raise
+        self.vouched.difference_update(wrong)
         for identity in wrong or samples:
             self.loaded.pop(identity, None)
         return wrong
@@ -503,8 +505,14 @@ class Filler:
         return wrong
 
     def find_wrong(self, samples: dict[str, Sample]) -> dict[str, str]:
-        wrong = {}
+        """Which samples the store refuses: by themselves, or as twins of different tokens."""
+        wrong: dict[str, str] = {}
+        twins: dict[str, str] = {}
         for identity, sample in samples.items():
+            twin = twins.setdefault(checksum(sample.states), identity)
+            if self.work.keys[twin] != self.work.keys[identity]:
+                wrong[twin] = f"has the states of {identity}"
+                wrong[identity] = f"has the states of {twin}"
             try:
                 check_states(sample.states, sample.tokens, self.work.store.convention)
             except BadStates as error:

@@ -15,12 +15,12 @@ def broken_shards(manifest: Path, store: Path) -> list[str]:
     """
     try:
         lane: dict[str, Any] = read_json(manifest)
-        folder = store / "hidden_states" / lane["convention"]["key"]
-        wanted = {entry["file"]: entry["bytes"] for entry in lane["shards"]}
     except InputError:
         return [manifest.name] if manifest.exists() else []
-    except (KeyError, TypeError):
-        return [manifest.name]
+    if not lane.get("shards"):
+        return []
+    wanted = {entry["file"]: entry["bytes"] for entry in lane["shards"]}
+    folder = store / "hidden_states" / lane["convention"]["key"]
     try:
         sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
     except OSError:

@@ -134,6 +134,33 @@ def test_touched_and_edited_scripts_rerun_nothing(finished):
     assert finished.planned() == set()
 
 
+def test_a_deleted_or_cut_shard_is_made_again_without_force(finished):
+    folder = finished.folder / "results/store/hidden_states/key"
+    folder.mkdir(parents=True)
+    manifest = finished.folder / "results/demo/hidden_states/lane-0.json"
+    before = manifest.read_bytes()
+    names = [f"{number:032x}.safetensors" for number in range(5000)]
+    for name in names:
+        (folder / name).write_bytes(b"whole")
+    lane = {
+        "convention": {"key": "key"},
+        "shards": [{"file": name, "bytes": 5} for name in names],
+    }
+    try:
+        manifest.write_text(json.dumps(lane))
+        finished.snakemake("--touch")
+        assert finished.planned() == set()
+        (folder / names[7]).write_bytes(b"cut")
+        assert finished.planned() == {"extract_hidden_states"} | TRAINED
+        (folder / names[7]).unlink()
+        assert finished.planned() == {"extract_hidden_states"} | TRAINED
+        (folder / names[7]).write_bytes(b"whole")
+        assert finished.planned() == set()
+    finally:
+        manifest.write_bytes(before)
+        finished.snakemake("--touch")
+
+
 def test_a_second_configuration_file_is_laid_over_the_first(finished, tmp_path):
     over = tmp_path / "over.yaml"
     over.write_text("drafters:\n  base:\n    learning_rate: 1e-4\n")
