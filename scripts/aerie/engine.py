@@ -187,6 +187,8 @@ class Engine:
                     )
                 except (ValueError, VLLMClientError) as error:
                     refused.append(_failed(request, [], f"the engine refuses it: {error}"))
+                except Exception as error:
+                    raise EngineDied(f"{type(error).__name__}: {error}") from error
                 else:
                     flying[request.key] = request
             if not flying and not unwritten and not refused:

@@ -275,7 +275,8 @@ class Filler:
         wanted = len(work.keys)
         self.may_lose = wanted - math.ceil(min_kept_share * wanted)
         self.min_kept_share = min_kept_share
-        self.samples = self.tokens = 0
+        self.came: set[str] = set()
+        self.tokens = 0
         self.quarantined: dict[str, str] = dict(work.left_out)
         self.tried: set[str] = set()
         self.again: deque[str] = deque()
@@ -308,33 +309,29 @@ class Filler:
 
         writers = 2 if len(cores) > 1 else 1
         self.pool = concurrent.futures.ThreadPoolExecutor(writers, initializer=prepare)
-        with self.pool:
-            try:
-                for shard in self.work.missing:
-                    if not self.waiting[shard["id"]]:
-                        self.submit(shard)
-                engines = 0
-                while self.todo or self.batch or self.again or self.writing:
-                    if not (self.todo or self.batch or self.again):
-                        self.collect(wait=True)
-                        continue
-                    engines += 1
-                    try:
-                        with start_engine() as engine:
-                            for answer in engine.run(self.requests(engine.max_model_len)):
-                                self.take(answer)
-                    except EngineDied as error:
-                        if engines == MAX_ENGINES:
-                            raise EngineDied(
-                                f"{engines} engines died, the last with {error}; what was "
-                                "finished is kept. See the engine's log above"
-                            ) from error
-                        for identity in list(self.flying.values()):
-                            self.fail(identity, f"the engine died with it: {error}")
-                        self.flying.clear()
-            except BaseException:
-                self.pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        with self.pool:  # whatever happens, shards whose samples have come are written
+            for shard in self.work.missing:
+                if not self.waiting[shard["id"]]:
+                    self.submit(shard)
+            engines = 0
+            while self.todo or self.batch or self.again or self.writing:
+                if not (self.todo or self.batch or self.again):
+                    self.collect(wait=True)
+                    continue
+                engines += 1
+                try:
+                    with start_engine() as engine:
+                        for answer in engine.run(self.requests(engine.max_model_len)):
+                            self.take(answer)
+                except EngineDied as error:
+                    if engines == MAX_ENGINES:
+                        raise EngineDied(
+                            f"{engines} engines died, the last with {error}; what was finished "
+                            "is kept. See the engine's log above"
+                        ) from error
+                    for identity in list(self.flying.values()):
+                        self.fail(identity, f"the engine died with it: {error}")
+                    self.flying.clear()
 
     def requests(self, max_model_len: int) -> Iterator[Request | None]:
         """What the engine is to compute next; None: nothing now.
@@ -381,11 +378,11 @@ class Filler:
             self.fail(identity, getattr(answer, "reason", "the engine gave no states"))
             return
         self.arrived[identity] = (answer.states, answer.tokens[0])
-        if identity not in self.tried:
-            self.samples += 1
+        if identity not in self.came:
+            self.came.add(identity)
             self.tokens += len(answer.prompt)
         self.done_with(identity)
-        self.progress(self.samples, self.tokens)
+        self.progress(len(self.came), self.tokens)
 
     def fail(self, identity: str, reason: str) -> None:
         """The first time a sample is put back, to be tried alone; the second time left out."""
@@ -540,7 +537,7 @@ def fill(
     copied = sum(work.keys[i] in work.found for s in work.missing for i in s["samples"])
     filler.run(start_engine)
     return {
-        "extracted_samples": filler.samples,
+        "extracted_samples": len(filler.came),
         "extracted_tokens": filler.tokens,
         "copied_samples": copied,
         "quarantined": filler.quarantined,

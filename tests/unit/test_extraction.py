@@ -110,6 +110,8 @@ class Lane:
         self.shards = [
             describe_shard("train", samples[i : i + size]) for i in range(0, len(samples), size)
         ]
+        largest = max(s["tokens"] for s in self.shards)
+        self.two_shards = 2 * largest * CONVENTION.bytes_per_token()
         self.folder = root / "staging"
         self.folder.mkdir(exist_ok=True)
 
@@ -225,7 +227,7 @@ def test_a_lane_that_keeps_too_few_fails_at_once_and_keeps_what_was_whole(lane):
 
 def test_states_that_are_wrong_throughout_stop_the_lane_after_its_first_shard(lane):
     with pytest.raises(BadStates, match="layer_ids"):
-        lane.run(lambda n, key, s: s.roll(1, 1))  # layers shifted by one
+        lane.run(lambda n, key, s: s.roll(1, 1), limit=lane.two_shards)  # shifted by one layer
     assert lane.read() == {}
     assert len(lane.engine.asked) <= 36
     assert not any(key.endswith("-again") for key in lane.engine.asked)
@@ -238,14 +240,10 @@ def test_another_model_stops_the_lane(lane):
 
 
 def test_two_samples_swapped_are_found(lane):
-    kept = {}
+    ids = [r.id for r in lane.rows.values() if len(r.input_ids) == 8][:2]
 
     def swap(n, key, states):
-        kept[key] = states
-        if key in ("s2", "s3"):
-            other = true_states(lane.rows["s3" if key == "s2" else "s2"].input_ids)
-            return other.resize_(states.shape) if other.shape == states.shape else other
-        return states
+        return true_states(lane.rows[ids[1 - ids.index(key)]].input_ids) if key in ids else states
 
     lane.run(swap)
     assert right(lane)
@@ -274,7 +272,6 @@ def test_an_engine_that_always_dies_fails_the_lane(lane):
 
 
 def test_staging_stays_within_its_bound(lane):
-    size = max(s["tokens"] for s in lane.shards) * CONVENTION.bytes_per_token()
     most = 0
 
     def watch(n, key, states):
@@ -283,8 +280,8 @@ def test_staging_stays_within_its_bound(lane):
         most = max(most, sum(p.stat().st_size - 400 for p in files if p.exists()))
         return states
 
-    assert lane.run(watch, limit=2 * size)["samples"] == 60
-    assert 0 < most <= 2 * size
+    assert lane.run(watch, limit=lane.two_shards)["samples"] == 60
+    assert 0 < most <= lane.two_shards
 
 
 def test_a_killed_run_and_its_continuation_write_what_an_undisturbed_one_does(tmp_path, lane):
@@ -319,7 +316,6 @@ def test_a_damaged_or_foreign_shard_is_moved_aside_and_made_again(lane, damage):
         path.write_bytes(lane.store.path(lane.shards[0]["id"]).read_bytes())
     else:
         data = path.read_bytes()
-        assert data.count(b"f" * 32) == 1
         path.write_bytes(data.replace(b"f" * 32, b"e" * 32))
     manifest = lane.run()
     assert manifest["extracted_samples"] == 12
@@ -379,15 +375,13 @@ from aerie import cli
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 lane = Lane(Path({root!r}), rows(60))
-store = lane.store.folder
-calls = []
 
 def squeeze(n, key, states):
     if n > 40:  # from now on no file may grow beyond this: as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     return states
 
-cli.run(lambda: lane.run(squeeze))
+cli.run(lambda: lane.run(squeeze, limit=lane.two_shards))
 """
 
 
