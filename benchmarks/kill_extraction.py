@@ -54,7 +54,18 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     command = [sys.executable, ROOT / "scripts" / "extract_hidden_states.py"]
     command += ["--samples", folder / "samples", "--shards", folder / "shards"]
     command += ["--verifier", folder / "verifier", "--layer-ids", "[1, 2, 4]"]
-    command += ["--format", "lossless", "--lane", 0, "--lanes", 1, "--max-length", 160]
+    command += [
+        "--format",
+        "lossless",
+        "--last-state",
+        "all",
+        "--lane",
+        0,
+        "--lanes",
+        1,
+        "--max-length",
+        160,
+    ]
     command += ["--min-kept-share", 1, "--engine", json.dumps(ENGINE)]
     return list(map(str, command))
 

@@ -52,7 +52,12 @@ def main() -> None:
         write_json(fingerprint, verifier)
         write_json_lines(folder / "train", train)
         write_json_lines(folder / "heldout", [])
-        capture = {"layer_ids": None, "samples_per_shard": 64, "format": "lossless"}
+        capture = {
+            "layer_ids": None,
+            "samples_per_shard": 64,
+            "format": "lossless",
+            "last_state": "all",
+        }
         for side, captured in (("one pass", capture), ("two passes", None)):
             store, out = folder / side, folder / f"{side} out"
             limits = ["--max-length", args.max_length, "--min-supervised-tokens", 1]
@@ -72,13 +77,14 @@ def main() -> None:
                 "tokenize_samples.py",
                 *(*prompt_files, *limits, "--verifier", fingerprint, "--store", store),
                 *("--responses", out / "manifest.json", "--min-kept-share", 0.5),
-                *("--max-lost-share", 1, "--samples-per-shard", 64),
+                *("--max-lost-share", 1, "--samples-per-shard", 64, "--last-state", "all"),
                 *("--samples", out / "s", "--shards", out / "shards", "--report", out / "r"),
             )
             row["states"] = call(
                 "extract_hidden_states.py",
                 *(*common, "--samples", out / "s", "--shards", out / "shards"),
-                *("--layer-ids", "null", "--format", "lossless", "--lane", 0, "--lanes", 1),
+                *("--layer-ids", "null", "--format", "lossless", "--last-state", "all"),
+                *("--lane", 0, "--lanes", 1),
                 *("--max-length", args.max_length, "--min-kept-share", 1),
                 *("--output", out / "lane.json"),
             )

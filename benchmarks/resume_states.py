@@ -68,12 +68,24 @@ def resume(folder: Path, rows, store, shards) -> dict:
             "fingerprint": store.convention.fingerprint,
             "num_layers": LAYERS,
             "hidden_size": WIDTH,
+            "tokenizer": "",
         },
     )
     output = folder / "lane-0.json"
     command = [sys.executable, str(ROOT / "scripts" / "extract_hidden_states.py")]
     command += ["--samples", samples, "--shards", listed, "--verifier", fingerprint]
-    command += ["--store", folder, "--layer-ids", "null", "--format", "lossless", "--lane", "0"]
+    command += [
+        "--store",
+        folder,
+        "--layer-ids",
+        "null",
+        "--format",
+        "lossless",
+        "--last-state",
+        "all",
+        "--lane",
+        "0",
+    ]
     command += ["--lanes", "1", "--max-length", "512", "--min-kept-share", "1", "--output", output]
     command += ["--engine", json.dumps(inputs.ENGINE)]
     start = time.monotonic()

@@ -49,7 +49,12 @@ def open_engine(
 
 def convention(capture: dict, verifier: dict, layer_ids: list[int]) -> Convention:
     return Convention(
-        verifier["fingerprint"], tuple(layer_ids), verifier["hidden_size"], capture["format"]
+        verifier["fingerprint"],
+        tuple(layer_ids),
+        verifier["hidden_size"],
+        capture["format"],
+        capture["last_state"],
+        verifier["tokenizer"],
     )
 
 

@@ -8,6 +8,7 @@ it is batched with, so only a shard that is computed by itself is the same whate
 """
 
 import concurrent.futures
+import dataclasses
 import math
 import os
 import shutil
@@ -31,7 +32,6 @@ from aerie.hidden_states import (
     check_states,
     checksum,
     file_checksum,
-    sample_key,
 )
 from aerie.samples import Row
 
@@ -146,7 +146,9 @@ class LaneWork:
 
     def __init__(self, store: Store, rows: dict[str, Row], shards: list[dict[str, Any]]):
         self.store, self.rows, self.shards = store, rows, shards
-        self.keys = {i: sample_key(rows[i].input_ids) for s in shards for i in s["samples"]}
+        self.keys = {
+            i: store.key(rows[i].input_ids, rows[i].loss_mask) for s in shards for i in s["samples"]
+        }
         self.present: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
         self.missing = [s for s in shards if not self._usable(s)]
@@ -172,14 +174,11 @@ class LaneWork:
         """
         path, c = self.store.path(shard["id"]), self.store.convention
         with Shard(path) as opened:
-            if (opened.fingerprint, opened.layer_ids, opened.hidden_size, opened.format) != (
-                c.fingerprint,
-                c.layer_ids,
-                c.hidden_size,
-                c.format,
-            ):
+            found = (opened.fingerprint, opened.layer_ids, opened.hidden_size, opened.format)
+            if found != (c.fingerprint, c.layer_ids, c.hidden_size, c.format):
                 raise BadStates(f"{path}: a shard of another verifier, of other layers or format")
             held = deque((s["key"], s["tokens"]) for s in opened.samples)
+            omitted = opened.omitted_bytes()
         facts = read_facts(path)
         if facts["bytes"] != path.stat().st_size:
             raise BadStates(f"{path}: {path.stat().st_size} bytes, written as {facts['bytes']}")
@@ -196,7 +195,12 @@ class LaneWork:
         if held:
             raise BadStates(f"{path}: holds samples that do not belong there")
         self.left_out.update(left_out)
-        self.present[shard["id"]] = {"samples": samples, "tokens": tokens, **facts}
+        self.present[shard["id"]] = {
+            "samples": samples,
+            "tokens": tokens,
+            "omitted_bytes": omitted,
+            **facts,
+        }
 
     def to_extract(self) -> list[Row]:
         return [
@@ -240,7 +244,11 @@ def misled(
     tokens = [token for *_, chosen in samples for token in chosen]
     ranks = teacher.ranks(last, torch.tensor(tokens))
     # States that have nothing to do with the token give it any rank; one in a thousand is luck.
-    limit = max(5, len(teacher.head) // 1000) if greedy else max(1000, len(teacher.head) // 20)
+    limit = (
+        min(100, max(5, len(teacher.head) // 1000))
+        if greedy
+        else max(1000, len(teacher.head) // 20)
+    )
     found, start = {}, 0
     for identity, _, chosen in samples:
         own = ranks[start : start + len(chosen)]
@@ -466,7 +474,7 @@ class Filler:
                 raise BadStates("the engine saved the states of other tokens")
             # Shapes first: the teacher looks at the last state.
             check_states(states[-1:], tokens[-1:], self.work.store.convention)
-            self.loaded[identity] = (Sample(identity, tokens, states), chosen)
+            self.loaded[identity] = (Sample(identity, tokens, states, row.loss_mask), chosen)
             return self.loaded[identity][0]
         path, number = self.work.found[key]
         try:
@@ -476,7 +484,7 @@ class Filler:
             if path.exists():
                 self.work.store.set_aside(path)
             raise
-        return Sample(identity, sample.tokens, sample.states)
+        return dataclasses.replace(sample, id=identity)
 
     def ask_teacher(self, shard: dict[str, Any], samples: dict[str, Sample]) -> dict[str, str]:
         fresh = [
@@ -505,13 +513,15 @@ class Filler:
         """Which samples the store refuses: by themselves, or as twins of different tokens."""
         wrong: dict[str, str] = {}
         twins: dict[str, str] = {}
+        c = self.work.store.convention
         for identity, sample in samples.items():
             twin = twins.setdefault(checksum(sample.states), identity)
             if self.work.keys[twin] != self.work.keys[identity]:
                 wrong[twin] = f"has the states of {identity}"
                 wrong[identity] = f"has the states of {twin}"
             try:
-                check_states(sample.states, sample.tokens, self.work.store.convention)
+                mask = sample.loss_mask if c.last_state == "supervised" else None
+                check_states(sample.states, sample.tokens, c, mask)
             except BadStates as error:
                 wrong[identity] = str(error)
         return wrong
@@ -557,7 +567,7 @@ def describe_lane(work: LaneWork, counts: dict[str, Any], min_kept_share: float)
 
     Raises `InputError` when a smaller share of the samples than `min_kept_share` is there.
     """
-    entries, kept = [], 0
+    entries, kept, omitted = [], 0, 0
     for shard in work.shards:
         path = work.store.path(shard["id"])
         if shard["id"] not in work.present:
@@ -566,6 +576,7 @@ def describe_lane(work: LaneWork, counts: dict[str, Any], min_kept_share: float)
             work.inspect(shard)
         facts = work.present[shard["id"]]
         kept += len(facts["samples"])
+        omitted += facts["omitted_bytes"]
         entries.append(
             {
                 "id": shard["id"],
@@ -588,12 +599,14 @@ def describe_lane(work: LaneWork, counts: dict[str, Any], min_kept_share: float)
             "layer_ids": list(c.layer_ids),
             "hidden_size": c.hidden_size,
             "format": c.format,
-            "last_state": "before the final norm",
+            "last_layer": "before the final norm",
+            "last_state": c.last_state,
         },
         "shards": entries,
         "samples": kept,
         "tokens": sum(e["tokens"] for e in entries),
         "raw_bytes": raw,
+        "omitted_bytes": omitted,
         "bytes": sum(e["bytes"] for e in entries),
         **counts,
     }

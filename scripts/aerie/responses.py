@@ -347,7 +347,8 @@ class Capture:
                     rows.append((row, states if whole or row.id == last else None))
             if not rows or any(states is None for _, states in rows):
                 return
-            shard = describe_shard(split, [row for row, _ in rows])
+            last_state = self.store.convention.last_state
+            shard = describe_shard(split, [row for row, _ in rows], last_state)
             if self.store.has(shard["id"]):
                 return
             check_room(self.store, shard["tokens"], self.max_gib)
@@ -356,7 +357,7 @@ class Capture:
                 states, tokens = read_captured(path)
                 if tokens.tolist() != row.input_ids:
                     raise BadStates(f"sample {row.id}: captured tokens are not those of the row")
-                samples.append(Sample(row.id, tokens, states))
+                samples.append(Sample(row.id, tokens, states, row.loss_mask))
                 following = [*row.input_ids[row.last_turn :], row.next_token]
                 chosen.append((row.id, states, following[-TEACHER_TOKENS:]))
             for identity, reason in misled(self.teacher, chosen, self.greedy).items():
