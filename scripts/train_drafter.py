@@ -29,7 +29,8 @@ def main() -> None:
     parser.add_argument("--metrics", type=Path, required=True, help="metrics.jsonl, written")
     args = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("speculators").setLevel(logging.INFO)
+    for name in ("speculators", "aerie"):
+        logging.getLogger(name).setLevel(logging.INFO)
 
     verifier = cli.read_fingerprint(args.verifier)
     lanes = [read_json(path) for path in args.lanes]
@@ -48,6 +49,8 @@ def _key(args, verifier, lanes) -> str:
     from aerie.training import TRAINING_VERSION
 
     relevant = {k: v for k, v in args.settings.items() if k not in ("gpus", "loader_workers")}
+    # Each rank adds a sequence to a step; one GPU or none is one rank.
+    relevant["ranks"] = max(1, args.settings["gpus"])
     maps = args.vocabulary and [digest_file(args.vocabulary / f"{n}.npy") for n in ("t2d", "d2t")]
     shards = sorted((s["split"], s["id"], s["samples"]) for x in lanes for s in x["shards"])
     return digest(
@@ -76,7 +79,7 @@ def _train(args, verifier, lanes, rows, folder: Path) -> None:
             note = f"loss {line['loss']:.3f}"
             bar[0].update(line["step"] + 1, note, loss=line["loss"], accuracy=line["accuracy"])
 
-    run_training(
+    packing = run_training(
         settings=args.settings,
         verifier=Path(verifier["path"]),
         verifier_name=_name(verifier),
@@ -91,8 +94,15 @@ def _train(args, verifier, lanes, rows, folder: Path) -> None:
         bar[0].close()
     if os.environ.get("RANK", "0") == "0":
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        last = [x for x in read_metrics(folder / "metrics.jsonl") if x.get("validation")][-1]
-        write_json(folder / "done.json", {"settings": args.settings, "validation": last})
+        lines = read_metrics(folder / "metrics.jsonl")
+        waits = [x["wait_share"] for x in lines if not x.get("validation")]
+        done = {
+            "settings": args.settings,
+            "packing": packing,
+            "wait_share": sum(waits) / len(waits),
+            "validation": [x for x in lines if x.get("validation")][-1],
+        }
+        write_json(folder / "done.json", done)
 
 
 def _name(verifier) -> str:

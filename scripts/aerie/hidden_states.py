@@ -258,9 +258,10 @@ class Store:
                 continue
         return found
 
-    def set_aside(self, path: Path) -> Path:
+    @staticmethod
+    def set_aside(path: Path) -> Path:
         """Move a damaged file out of the way, so that it is made again."""
-        target = self.folder / QUARANTINE / path.name
+        target = path.parent / QUARANTINE / path.name
         target.parent.mkdir(exist_ok=True)
         path.replace(target)
         return target

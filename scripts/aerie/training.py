@@ -10,7 +10,8 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,22 @@ from speculators.model import SpeculatorModel
 from speculators.models.eagle3.data import shift_batch
 from speculators.train import checkpointer
 from speculators.train.cli import build_draft_model
-from speculators.train.data import BaseDataset
-from speculators.train.dataloader import _setup_dataloader
+from speculators.train.data import BaseDataset, CollateFn
+from speculators.train.dataloader import _worker_init_fn
+from speculators.train.distributed import get_dp_rank, get_dp_size, get_local_rank
+from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 from speculators.train.trainer import Trainer, TrainerConfig
+from torch.utils.data import DataLoader
 
-from aerie.files import InputError, read_json, sync_folder
-from aerie.hidden_states import Shard
+from aerie.files import InputError, digest, read_json, sync_folder, write_json
+from aerie.hidden_states import BadStates, Shard, Store
 from aerie.machine import computes_bf16
+from aerie.packing import count_cuts, cut_sample, pack_epoch, padding_share
 from aerie.samples import Row
 
-TRAINING_VERSION = 1
+logger = logging.getLogger(__name__)
+
+TRAINING_VERSION = 2
 """Raised when the same shards and settings would give another drafter."""
 
 
@@ -42,26 +49,50 @@ class TrainingFailed(InputError):
 # Reading shards
 
 
+OPEN_SHARDS = 64
+"""Shards held open by a process; more than a window of `pack_epoch` has, in most cases."""
+
+
 class ShardTransfer(HiddenStatesTransfer):
     """Samples from shards, by their number in the list of places it was made with."""
 
     def __init__(self, places: list[tuple[str, int]]):
         self.places = places
-        self._open: tuple[str, Shard] | None = None
+        self._open: dict[str, Shard] = {}
 
     def get_cached(self, file_idx: int) -> dict[str, torch.Tensor]:
-        """`hidden_states` bf16 [T, ids, hidden] and `token_ids` int64 [T]."""
+        """`hidden_states` bf16 [T, ids, hidden] and `token_ids` int64 [T].
+
+        Raises `TrainingFailed` for a damaged shard, after it was moved aside.
+        """
         path, number = self.places[file_idx]
-        if self._open is None or self._open[0] != path:
-            self._open = (path, Shard(Path(path)))
-        sample = self._open[1].read(number)
+        try:
+            if path not in self._open:
+                while len(self._open) >= OPEN_SHARDS:
+                    del self._open[next(iter(self._open))]
+                self._open[path] = Shard(Path(path))
+            sample = self._open[path].read(number)
+        except BadStates as error:
+            raise self.refuse(file_idx, str(error)) from error
         return {"hidden_states": sample.states, "token_ids": sample.tokens}
+
+    def refuse(self, file_idx: int, reason: str) -> TrainingFailed:
+        """Move the shard of this sample aside, so that it is made anew; the error to raise."""
+        path = Path(self.places[file_idx][0])
+        try:
+            moved = f"the shard was moved to {Store.set_aside(path)}"
+        except FileNotFoundError:  # another worker or rank was first
+            moved = "it is no longer there"
+        return TrainingFailed(
+            f"{reason}; {moved}. Run `snakemake` again: the shard is made anew and the training "
+            "goes on from its last checkpoint"
+        )
 
     def get_generated(self, hs_transfer_params: dict[str, Any]) -> None:
         raise TrainingFailed("hidden states are not made during training")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"places": self.places, "_open": None}
+        return {"places": self.places, "_open": {}}
 
 
 @HiddenStatesBackend.register("aerie")
@@ -87,10 +118,10 @@ class ShardBackend(HiddenStatesBackend):
 
 
 class ShardDataset(BaseDataset):
-    """Samples with their loss masks, as speculators' collator takes them.
+    """Samples with their loss masks, as speculators' collator takes them; long ones in pieces.
 
     Unlike speculators' own data set it never leaves a sample out: states that are missing or
-    belong to other tokens stop the training.
+    belong to other tokens stop the training. `members`: the row and the piece of each item.
     """
 
     def __init__(self, rows: list[Row], transfer: ShardTransfer, max_len: int, dtype: torch.dtype):
@@ -98,29 +129,109 @@ class ShardDataset(BaseDataset):
         self.ids = [r.id for r in rows]
         self.tokens = [np.asarray(r.input_ids, dtype=np.int32) for r in rows]
         self.transfer = transfer
+        self.pieces = [cut_sample(mask, max_len) for mask in self.masks]
+        self.members = [(row, piece) for row, cut in enumerate(self.pieces) for piece in cut]
         super().__init__(max_len, dtype)
 
     def __len__(self) -> int:
-        return len(self.masks)
+        return len(self.members)
 
     def _compute_approx_lengths(self) -> list[int]:
-        # The collator drops each sample's first position, see `shift_batch`.
-        return [max(1, len(mask) - 1) for mask in self.masks]
+        # The collator drops each item's first position, see `shift_batch`.
+        return [piece.slots for _, piece in self.members]
+
+    def shards(self) -> list[str]:
+        """The shard file of each item."""
+        return [self.transfer.places[row][0] for row, _ in self.members]
 
     def _get_raw_data(self, index: int) -> dict[str, torch.Tensor]:
-        found = self.transfer.get_cached(index)
+        row, piece = self.members[index]
+        found = self.transfer.get_cached(row)
         tokens, states = found["token_ids"], found["hidden_states"]
-        if not np.array_equal(tokens.numpy(), self.tokens[index]):
-            raise TrainingFailed(
-                f"sample {self.ids[index]}: the states in {self.transfer.places[index][0]} belong "
-                "to other tokens; run `snakemake` again so that they are extracted anew"
+        if not np.array_equal(tokens.numpy(), self.tokens[row]):
+            raise self.transfer.refuse(
+                row,
+                f"sample {self.ids[row]}: the states in {self.transfer.places[row][0]} belong to "
+                "other tokens",
             )
+        part = slice(piece.start, piece.stop)
+        mask = torch.from_numpy(self.masks[row][part].copy())
+        mask[: piece.learn - piece.start] = False
         return {
-            "hidden_states": states[:, :-1].flatten(1),
-            "input_ids": tokens,
-            "verifier_last_hidden_states": states[:, -1],
-            "loss_mask": torch.from_numpy(self.masks[index]),
+            "hidden_states": states[part, :-1].flatten(1),
+            "input_ids": tokens[part],
+            "verifier_last_hidden_states": states[part, -1],
+            "loss_mask": mask,
         }
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        item = super().__getitem__(index)
+        item["position_ids"] += self.members[index][1].start
+        return item
+
+
+class PackSampler(MultipackDistributedBatchSamplerV2):
+    """speculators' batch sampler, with the order and the packing of `aerie.packing`.
+
+    It is what speculators' trainer goes on from in the middle of an epoch: the trainer asks for
+    the batches of the epoch and skips those it had.
+    """
+
+    def __init__(self, dataset: ShardDataset, capacity: int, seed: int, shuffle: bool):
+        super().__init__(capacity, dataset.approx_lengths, get_dp_size(), get_dp_rank(), seed=seed)
+        self.shards = dataset.shards()
+        self.shuffle = shuffle
+
+    def order(self, epoch: int) -> list[list[int]]:
+        """The sequences of all ranks in this epoch."""
+        rng = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
+        capacity, ranks = self.batch_max_length, self.num_replicas
+        return pack_epoch(self.lengths, self.shards, capacity, rng, ranks)
+
+    def _generate_batches(self, epoch: int) -> list[list[int]]:
+        if self._cached_generated_batches[0] != epoch:
+            mine = self.order(epoch)[self.rank :: self.num_replicas]
+            self._cached_generated_batches = (epoch, mine)
+        return self._cached_generated_batches[1]
+
+
+def _use_rank_device() -> None:
+    """Have pinned memory belong to this rank's device, in a thread of its own."""
+    if torch.accelerator.is_available():
+        torch.accelerator.set_device_index(get_local_rank())
+
+
+class ShardLoader(DataLoader):
+    """Batches made ahead of the step: by worker processes or, without, by one thread.
+
+    The thread has the next batch ready while the step computes: decompression and copies release
+    Python's lock. It needs no memory beyond that batch.
+    """
+
+    def __init__(
+        self, dataset: ShardDataset, sampler: PackSampler, collate: CollateFn, workers: int
+    ):
+        super().__init__(
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=collate,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            multiprocessing_context="spawn" if workers else None,
+            worker_init_fn=_worker_init_fn if workers else None,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        batches = super().__iter__()
+        if self.num_workers:
+            yield from batches
+            return
+        with ThreadPoolExecutor(1, "read-ahead", _use_rank_device) as pool:
+            ahead = pool.submit(next, batches, None)
+            while (batch := ahead.result()) is not None:
+                ahead = pool.submit(next, batches, None)
+                yield batch
 
 
 def place_samples(
@@ -222,12 +333,16 @@ class ShardTrainer(Trainer):
     """speculators' trainer with whole checkpoints, and able to run without a GPU.
 
     Checkpoints are folders `step-N` under `checkpoints`, each written under another name, synced
-    and renamed; `step-N/<epoch>/` is what speculators itself writes and resumes from. Only the
-    newest is kept.
+    and renamed; `step-N/<epoch>/` is what speculators itself writes and resumes from, its
+    position in the epoch included, `step-N/order.json` what the order of the samples was (see
+    `describe_order`). Only the newest is kept. No random number is drawn after the weights are
+    made and each epoch's order comes from the seed and the epoch alone, so there is no other
+    random state to keep.
     """
 
-    def __init__(self, *args: Any, checkpoints: Path, **kwargs: Any):
+    def __init__(self, *args: Any, checkpoints: Path, order: dict[str, Any], **kwargs: Any):
         self.checkpoints = checkpoints
+        self.order = order
         super().__init__(*args, **kwargs)
 
     def setup_trainer(self) -> None:
@@ -257,10 +372,12 @@ class ShardTrainer(Trainer):
         self.checkpointer.save_scheduler_state_dict(self.schedulers, epoch)
         self._save_training_state(epoch, local_step)
         if self.rank == 0:
+            write_json(temporary / "order.json", self.order)
             for file in temporary.rglob("*"):
                 if file.is_file():
                     with file.open("rb") as handle:
                         os.fsync(handle.fileno())
+            sync_folder(temporary / str(epoch))
             final = self.checkpoints / f"step-{self.global_step:09d}"
             shutil.rmtree(final, ignore_errors=True)
             os.replace(temporary, final)
@@ -287,6 +404,34 @@ def orthogonalize(
     return x.T if tall else x
 
 
+def describe_order(sampler: PackSampler, epochs: int) -> dict[str, Any]:
+    """What a checkpoint must agree on to be gone on from: the sequences of every epoch.
+
+    `steps` in all, `ranks`, `digest` of the sequences in order.
+    """
+    orders = [sampler.order(epoch) for epoch in range(epochs)]
+    ranks = sampler.num_replicas
+    return {
+        "steps": sum(len(order) for order in orders) // ranks,
+        "ranks": ranks,
+        "digest": digest(orders),
+    }
+
+
+def describe_packing(dataset: ShardDataset, sampler: PackSampler) -> dict[str, Any]:
+    """Samples, the sequences they fill in the first epoch, `padding_share`, and what was cut
+    (`packing.count_cuts`)."""
+    sequences = sampler.order(0)
+    return {
+        "samples": len(dataset.masks),
+        "sequences": len(sequences),
+        "padding_share": round(
+            padding_share(sampler.lengths, sequences, sampler.batch_max_length), 5
+        ),
+        **count_cuts(dataset.masks, dataset.pieces),
+    }
+
+
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in `folder`, oldest first."""
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
@@ -303,13 +448,14 @@ def run_training(
     folder: Path,
     on_step: Callable[[dict[str, Any], int], None],
     trust_remote_code: bool = False,
-) -> None:
+) -> dict[str, dict[str, Any]]:
     """Train in `folder` from its last whole checkpoint on; leave `model/` and `metrics.jsonl`.
 
     `settings`: the keys of a drafter in the configuration. `verifier_name`: what the drafter's
     configuration calls the verifier. `layer_ids`: those fed to the
     drafter. `maps`: `t2d`, `d2t`; None for the full vocabulary. `on_step(line, total_steps)` gets
-    each metrics line. Raises `TrainingFailed` when the last validation is missing.
+    each metrics line. Returns how the samples were packed, by split (`describe_packing`). Raises
+    `TrainingFailed` when the last validation is missing, or when a shard is damaged.
     """
     from speculators.train.distributed import maybe_destroy_distributed, maybe_setup_distributed
 
@@ -343,7 +489,8 @@ def run_training(
     model = build_draft_model(namespace, model_class, t2d, d2t, size)
 
     length = settings["sequence_length"]
-    loaders = {}
+    loaders: dict[str, ShardLoader] = {}
+    packing = {}
     for split, (rows, places) in samples.items():
         if not rows:
             raise TrainingFailed(f"no {split} samples were extracted; nothing to train or judge by")
@@ -351,21 +498,34 @@ def run_training(
         places_file.write_text(json.dumps(places), encoding="utf-8")
         namespace.hidden_states_path = str(places_file)
         transfer = HiddenStatesBackend.registry["aerie"].from_train_args(namespace, str(folder))
-        loaders[split] = _setup_dataloader(
-            ShardDataset(rows, transfer, length, dtype),
+        dataset = ShardDataset(rows, transfer, length, dtype)
+        sampler = PackSampler(dataset, length, seed, shuffle=split == "train")
+        collate = CollateFn(
             length,
             model.config.transformer_layer_config.hidden_size,
-            num_workers=settings["loader_workers"],
             num_target_layers=len(layer_ids),
+            dtype=dtype,
             preprocess=shift_batch,
-            seed=seed,
         )
-        loaders[split].pin_memory = gpu
+        loaders[split] = ShardLoader(dataset, sampler, collate, settings["loader_workers"])
+        packing[split] = describe_packing(dataset, sampler)
+        p = packing[split]
+        logger.info(
+            f"{split}: {p['samples']} samples in {p['sequences']} sequences of {length} tokens, "
+            f"{p['padding_share']:.1%} padding; {p['cut_samples']} longer than that, cut into "
+            f"{p['pieces']} pieces, {p['cut_supervised']} of the cuts within an answer"
+        )
 
     checkpoints = folder / "checkpoints"
     found = whole_checkpoints(checkpoints)
     train_kwargs, val_kwargs = model_class.get_trainer_kwargs(**arguments)
-    total = settings["epochs"] * len(loaders["train"])
+    order = describe_order(loaders["train"].batch_sampler, settings["epochs"])
+    total = order["steps"]
+    if found and (before := read_json(found[-1] / "order.json")) != order:
+        raise TrainingFailed(
+            f"{found[-1]}: was made with the samples in another order ({before}) than this "
+            f"environment gives ({order}); delete {checkpoints} to train from the start"
+        )
     trainer = ShardTrainer(
         model,
         TrainerConfig(
@@ -386,18 +546,25 @@ def run_training(
         loaders["train"],
         loaders["heldout"],
         checkpoints=checkpoints,
+        order=order,
     )
     metrics = folder / "metrics.jsonl"
-    logger = logging.getLogger("speculators.metrics")
-    logger.setLevel(logging.INFO)
+    metrics_logger = logging.getLogger("speculators.metrics")
+    metrics_logger.setLevel(logging.INFO)
     if trainer.rank == 0:
         recorder = Recorder(metrics, trainer.global_step, lambda line: on_step(line, total))
-        logger.addHandler(recorder)
-    trainer.run_training()
+        metrics_logger.addHandler(recorder)
+    try:
+        trainer.run_training()
+    except TrainingFailed as error:
+        # From a worker process it comes with that process's traceback around it.
+        message = str(error).rsplit(f"{TrainingFailed.__name__}: ", 1)[-1].strip()
+        raise TrainingFailed(message) from error
     if trainer.rank == 0:
-        logger.removeHandler(recorder)
+        metrics_logger.removeHandler(recorder)
         _finish(trainer, metrics, folder, settings["epochs"], verifier_name)
     maybe_destroy_distributed()
+    return packing
 
 
 def _finish(

@@ -1,5 +1,6 @@
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,10 +8,12 @@ import torch
 from aerie.hidden_states import Convention, Sample, Store
 from aerie.samples import Row
 from aerie.training import (
+    PackSampler,
     Recorder,
     ShardDataset,
     ShardTransfer,
     TrainingFailed,
+    describe_packing,
     orthogonalize,
     place_samples,
     whole_checkpoints,
@@ -52,13 +55,54 @@ def test_states_of_other_tokens_stop_the_training(shard):
     dataset = ShardDataset(
         [row(tokens=(5, 6, 7, 8, 1))], ShardTransfer([(shard, 0)]), 16, torch.float32
     )
-    with pytest.raises(TrainingFailed, match="belong to other tokens"):
+    with pytest.raises(TrainingFailed, match=r"belong to other tokens.*moved.*snakemake"):
         dataset[0]
+    assert not Path(shard).exists()  # so the next run makes it anew
+
+
+def test_a_damaged_shard_is_named_and_moved_aside(shard):
+    damaged = bytearray(Path(shard).read_bytes())
+    damaged[-1] ^= 1
+    Path(shard).write_bytes(damaged)
+    dataset = ShardDataset([row()], ShardTransfer([(shard, 0)]), 16, torch.float32)
+    with pytest.raises(TrainingFailed, match=rf"{shard}.*moved.*snakemake"):
+        dataset[0]
+    assert not Path(shard).exists()
+    assert (Path(shard).parent / "damaged" / Path(shard).name).read_bytes() == bytes(damaged)
+    # Another worker that comes to it later says so too.
+    with pytest.raises(TrainingFailed, match="snakemake"):
+        ShardDataset([row()], ShardTransfer([(shard, 0)]), 16, torch.float32)[0]
+
+
+def test_a_long_sample_is_trained_on_in_pieces_at_its_own_positions(shard):
+    from speculators.models.eagle3.data import shift_batch
+
+    sample = row(mask=(False, False, True, False, True))
+    dataset = ShardDataset([sample], ShardTransfer([(shard, 0)]), 2, torch.float32)
+    first, second = (shift_batch(dataset[i]) for i in range(len(dataset)))
+    assert dataset.approx_lengths == [2, 1]
+    assert first["input_ids"].tolist() == [6, 7]
+    assert second["input_ids"].tolist() == [9]
+    assert second["loss_mask"].tolist() == [True]
+    assert second["position_ids"].tolist() == [4]
+    assert int(second["hidden_states"][0, 0]) // 10 == 3
+    assert int(second["verifier_last_hidden_states"][0, 0]) // 10 == 4
+
+
+def test_an_answer_longer_than_a_sequence_is_learned_once(shard):
+    from speculators.models.eagle3.data import shift_batch
+
+    sample = row(mask=(False, True, True, True, True))
+    dataset = ShardDataset([sample], ShardTransfer([(shard, 0)]), 2, torch.float32)
+    parts = [shift_batch(dataset[i]) for i in range(len(dataset))]
+    learned = [int(x) for p in parts for x in p["input_ids"][p["loss_mask"]]]
+    assert learned == [6, 7, 8, 9]
+    assert all(len(p["input_ids"]) <= 2 for p in parts)
+    sampler = PackSampler(dataset, 2, seed=0, shuffle=True)
+    assert describe_packing(dataset, sampler)["cut_samples"] == 1
 
 
 def test_a_shard_of_another_size_than_its_manifest_is_named(tmp_path, shard):
-    from pathlib import Path
-
     path = Path(shard)
     entry = {"file": path.name, "bytes": path.stat().st_size, "samples": ["r"]}
     manifest = {"convention": {"key": path.parent.name}, "shards": [entry]}

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""How long a training step waits for its data, by the way the samples are read ahead.
+
+python benchmarks/load_samples.py [results/demo] [STEPS]
+
+Trains on the states of a finished run, some steps a way, in a process each, taking turns: read
+when the step asks for it, read ahead by a thread (`loader_workers: 0`), by one worker process.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import ROOT, record
+
+WAYS = {"when asked": -1, "a thread": 0, "one process": 1}
+
+
+def main() -> None:
+    run = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "results" / "demo")
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 30
+    rows = []
+    for name, workers in WAYS.items():
+        command = [sys.executable, __file__, "--measure", str(run), str(steps), str(workers)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        lines = json.loads(output.rsplit("METRICS", 1)[1])
+        # The first step of an epoch waits for the reading to start, processes for their imports.
+        waited = [x["wait_share"] for x in lines[1:]]
+        speeds = [x["tokens_per_second"] for x in lines[1:]]
+        rows.append(
+            {
+                "read": name,
+                "steps": len(lines),
+                "wait_share": sum(waited) / len(waited),
+                "first step's": lines[0]["wait_share"],
+                "tokens/s": sorted(speeds)[len(speeds) // 2],
+            }
+        )
+    record("load_samples", rows, run=run.name)
+
+
+def measure(run: Path, steps: int, workers: int) -> None:
+    import numpy as np
+    from torch.utils.data import DataLoader
+
+    from aerie import training
+    from aerie.config import Drafter
+    from aerie.files import read_json
+    from aerie.samples import read_samples
+
+    if workers < 0:
+        training.ShardLoader.__iter__ = DataLoader.__iter__
+    settings = Drafter(ttt_steps=2, sequence_length=1024, epochs=1).model_dump()
+    settings["loader_workers"] = max(0, workers)
+    rows = read_samples(run / "samples/samples.parquet")
+    lane = read_json(run / "hidden_states/lane-0.json")
+    found = training.place_samples(rows, [lane], run.parent / "store")
+    wanted = {"train": steps * 1024, "heldout": 1024}
+    samples = {}
+    for split, (of_split, places) in found.items():
+        ends = np.cumsum([len(r.input_ids) for r in of_split])
+        count = int(np.searchsorted(ends, wanted[split])) + 1
+        samples[split] = (of_split[:count], places[:count])
+    maps = next((run / "vocabulary").iterdir())
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        training.run_training(
+            settings=settings,
+            verifier=Path(read_json(run / "verifier/fingerprint.json")["path"]),
+            verifier_name="verifier",
+            layer_ids=lane["convention"]["layer_ids"][:-1],
+            maps=(np.load(maps / "t2d.npy"), np.load(maps / "d2t.npy")),
+            samples=samples,
+            folder=Path(folder),
+            on_step=lambda line, _: lines.append(line),
+        )
+    print("METRICS", json.dumps([x for x in lines if not x.get("validation")]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        measure(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main()

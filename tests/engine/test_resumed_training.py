@@ -1,0 +1,141 @@
+"""Training that was killed, gone on from its checkpoint, against one that was not."""
+
+import json
+
+import pytest
+from conftest import run_python
+
+pytestmark = pytest.mark.engine
+
+TRAIN = """
+import hashlib, json, os, signal
+from pathlib import Path
+
+if __name__ == "__main__":
+    import numpy as np
+    import torch
+    from aerie import training
+    from aerie.config import Drafter
+    from aerie.hidden_states import Convention, Sample, Store
+    from aerie.samples import Row
+
+    root = Path({root!r})
+    convention = Convention("f" * 32, (1, 2, 4, 6), 128)
+    store = Store(root, convention)
+    rows, entries = {{}}, []
+    torch.manual_seed(0)
+    for number in range(7):
+        ids = [f"{{number}}-{{i}}" for i in range(8 if number else 3)]
+        samples = []
+        for i, identity in enumerate(ids):
+            # A sample is one token over and over, so that a batch tells whose it is; some are
+            # longer than the sequence.
+            length = 20 + 7 * i + 40 * (i == 7)
+            token = 8 * number + i + 3
+            split = "train" if number else "heldout"
+            mask = [t > 4 and t % 30 > 10 for t in range(length)]
+            rows[identity] = Row(identity, identity, "s", split, [token] * length, mask, 5, 3)
+            tokens = torch.full((length,), token)
+            states = torch.randn(length, 4, 128).to(torch.bfloat16)
+            samples.append(Sample(identity, tokens, states))
+        path = store.path(f"{{number:032d}}")
+        if not path.is_file():
+            path = store.write(f"{{number:032d}}", samples)
+        entries.append({{"file": path.name, "bytes": path.stat().st_size, "samples": ids}})
+    manifest = {{"convention": {{"key": convention.key}}, "shards": entries}}
+
+    seen = []
+    set_up = training.ShardTrainer.setup_model
+
+    def setup_model(self):
+        set_up(self)
+        self.model.register_forward_pre_hook(
+            lambda module, _, batch: module.training
+            and seen.append([self.global_step, sorted(set(batch["input_ids"][0].tolist()))]),
+            with_kwargs=True,
+        )
+
+    training.ShardTrainer.setup_model = setup_model
+
+    def train(name, kill_at=None, workers=0):
+        folder = root / name
+        folder.mkdir(exist_ok=True)
+        settings = Drafter(
+            sequence_length=64, epochs=2, checkpoint_share=0.3, learning_rate=1e-2
+        ).model_dump()
+        settings["loader_workers"] = workers
+
+        def on_step(line, total):
+            if line["step"] == kill_at and not line.get("validation"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        seen.clear()
+        packing = training.run_training(
+            settings=settings,
+            verifier=Path({verifier!r}),
+            verifier_name="tiny",
+            layer_ids=[1, 2, 4],
+            maps=None,
+            samples=training.place_samples(rows, [manifest], root),
+            folder=folder,
+            on_step=on_step,
+        )
+        lines = training.read_metrics(folder / "metrics.jsonl")
+        return {{
+            "packing": packing,
+            "seen": list(seen),
+            "steps": [[x["step"], x["epoch"], x["loss"]] for x in lines],
+            "weights": hashlib.sha256(
+                (folder / "model/model.safetensors").read_bytes()
+            ).hexdigest(),
+        }}
+
+{rest}
+"""
+
+KILLED = """
+    train("killed", kill_at={step})
+"""
+
+RESUMED = """
+    found = {"resumed": train("killed", workers=1), "undisturbed": train("undisturbed")}
+    damaged = store.path(f"{3:032d}")
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    try:
+        train("damaged", workers=1)
+    except training.TrainingFailed as error:
+        found["refused"] = str(error)
+    found["moved"] = not damaged.exists()
+    print("FOUND", json.dumps(found))
+"""
+
+
+def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
+    def run(rest):
+        return run_python(TRAIN.format(root=str(tmp_path), verifier=str(tiny_verifier), rest=rest))
+
+    # In the middle of the second epoch, some steps after a checkpoint.
+    with pytest.raises(AssertionError):
+        run(KILLED.format(step=60))
+    (checkpoint,) = (tmp_path / "killed/checkpoints").glob("step-*")
+    reached = int(checkpoint.name.split("-")[1])
+    assert (tmp_path / "killed/metrics.jsonl").is_file()
+
+    found = json.loads(run(RESUMED).split("FOUND", 1)[1])
+    resumed, undisturbed = found["resumed"], found["undisturbed"]
+    steps = len(undisturbed["seen"])
+    assert steps / 2 < reached < 60 < steps
+    # It went on in the middle of an epoch, and saw the same samples in the same order.
+    assert resumed["seen"] == undisturbed["seen"][reached:]
+    assert resumed["steps"] == undisturbed["steps"]
+    assert resumed["weights"] == undisturbed["weights"]
+    # Each sample is seen in each epoch.
+    assert undisturbed["packing"]["train"]["cut_samples"] > 0
+    assert {t for _, batch in undisturbed["seen"] for t in batch} == {0, *range(11, 59)}
+
+    assert found["refused"].startswith(str(tmp_path))
+    assert "Run `snakemake` again" in found["refused"]
+    assert "Traceback" not in found["refused"]
+    assert found["moved"]
