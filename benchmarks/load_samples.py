@@ -24,7 +24,8 @@ def main() -> None:
     rows = []
     for name, workers in WAYS.items():
         command = [sys.executable, __file__, "--measure", str(run), str(steps), str(workers)]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        print(f"reading {name} …", file=sys.stderr)
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         lines = json.loads(output.rsplit("METRICS", 1)[1])
         # The first step of an epoch waits for the reading to start, processes for their imports.
         waited = [x["wait_share"] for x in lines[1:]]
@@ -38,6 +39,7 @@ def main() -> None:
                 "tokens/s": sorted(speeds)[len(speeds) // 2],
             }
         )
+        print(rows[-1], file=sys.stderr)
     record("load_samples", rows, run=run.name)
 
 

@@ -291,7 +291,7 @@ class Drafter(Section):
     """GPUs to train on (torchrun above 1); 0: CPU."""
     loader_workers: Annotated[int, Field(ge=0)] = 0
     """Processes that read and unpack shards ahead of the training step; 0: a thread of the
-    trainer does, which is enough on a CPU."""
+    trainer does, enough on a CPU. Raise it when the report shows steps that wait for data."""
     checkpoint_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """A checkpoint is written after this share of an epoch."""
     from_checkpoint: str | None = None

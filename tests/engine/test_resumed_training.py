@@ -98,7 +98,16 @@ KILLED = """
 """
 
 RESUMED = """
-    found = {"resumed": train("killed", workers=1), "undisturbed": train("undisturbed")}
+    found = {}
+    import shutil
+    shutil.copytree(root / "killed", root / "reordered")
+    (order,) = (root / "reordered/checkpoints").glob("*/order.json")
+    order.write_text(json.dumps({**json.loads(order.read_text()), "digest": "another"}))
+    try:
+        train("reordered")
+    except training.TrainingFailed as error:
+        found["reordered"] = str(error)
+    found |= {"resumed": train("killed", workers=1), "undisturbed": train("undisturbed")}
     damaged = store.path(f"{3:032d}")
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
@@ -135,6 +144,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
     assert undisturbed["packing"]["train"]["cut_samples"] > 0
     assert {t for _, batch in undisturbed["seen"] for t in batch} == {0, *range(11, 59)}
 
+    assert "in another order" in found["reordered"]
     assert found["refused"].startswith(str(tmp_path))
     assert "Run `snakemake` again" in found["refused"]
     assert "Traceback" not in found["refused"]

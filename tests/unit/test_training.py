@@ -102,6 +102,26 @@ def test_an_answer_longer_than_a_sequence_is_learned_once(shard):
     assert describe_packing(dataset, sampler)["cut_samples"] == 1
 
 
+def test_ranks_share_the_sequences_of_an_epoch_and_go_on_in_its_middle(shard, monkeypatch):
+    count = 50
+    rows = [row(tokens=range(9), mask=[True] * 9) for _ in range(count)]
+    dataset = ShardDataset(rows, ShardTransfer([(shard, 0)] * count), 16, torch.float32)
+    monkeypatch.setattr("aerie.training.get_dp_size", lambda: 2)
+    batches = []
+    for rank in range(2):
+        monkeypatch.setattr("aerie.training.get_dp_rank", lambda rank=rank: rank)
+        sampler = PackSampler(dataset, 16, seed=3, shuffle=True)
+        sampler.set_epoch(1)
+        batches.append(list(sampler))
+        # What speculators' trainer does to go on after five steps.
+        sampler._cached_generated_batches = (1, sampler._generate_batches(1)[5:])
+        assert list(sampler) == batches[-1][5:]
+        sampler.set_epoch(2)
+        assert len(sampler) == len(batches[-1])
+    assert len(batches[0]) == len(batches[1]) == 13
+    assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(count))
+
+
 def test_a_shard_of_another_size_than_its_manifest_is_named(tmp_path, shard):
     path = Path(shard)
     entry = {"file": path.name, "bytes": path.stat().st_size, "samples": ["r"]}
