@@ -49,11 +49,12 @@ if __name__ == "__main__":
 
     def setup_model(self):
         set_up(self)
-        self.model.register_forward_pre_hook(
-            lambda module, _, batch: module.training
-            and seen.append([self.global_step, sorted(set(batch["input_ids"][0].tolist()))]),
-            with_kwargs=True,
-        )
+
+        def note(module, _, batch):
+            if module.training:
+                seen.append([self.global_step, sorted(set(batch["input_ids"][0].tolist()))])
+
+        self.model.register_forward_pre_hook(note, with_kwargs=True)
 
     training.ShardTrainer.setup_model = setup_model
 
@@ -126,7 +127,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
         return run_python(TRAIN.format(root=str(tmp_path), verifier=str(tiny_verifier), rest=rest))
 
     # In the middle of the second epoch, some steps after a checkpoint.
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="-9 == 0"):
         run(KILLED.format(step=60))
     (checkpoint,) = (tmp_path / "killed/checkpoints").glob("step-*")
     reached = int(checkpoint.name.split("-")[1])
