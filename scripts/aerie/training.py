@@ -239,24 +239,27 @@ def place_samples(
 ) -> dict[str, tuple[list[Row], list[tuple[str, int]]]]:
     """By split: the rows that were extracted, and for each the shard file and its number there.
 
-    Raises `InputError` for a shard that is absent or has another size than its manifest says.
+    They come in the order of the shards' names, whatever lane made them. Raises `InputError` for
+    a shard that is absent or has another size than its manifest says.
     """
     found: dict[str, tuple[list[Row], list[tuple[str, int]]]] = {
         "train": ([], []),
         "heldout": ([], []),
     }
-    for manifest in manifests:
-        for entry in manifest["shards"]:
-            path = store / "hidden_states" / manifest["convention"]["key"] / entry["file"]
-            if not path.is_file() or path.stat().st_size != entry["bytes"]:
-                raise InputError(
-                    f"{path}: the shard is missing or cut short; run `snakemake` again, it is "
-                    "made anew"
-                )
-            for number, sample in enumerate(entry["samples"]):
-                row = rows[sample]
-                found[row.split][0].append(row)
-                found[row.split][1].append((str(path), number))
+    entries = {
+        store / "hidden_states" / manifest["convention"]["key"] / entry["file"]: entry
+        for manifest in manifests
+        for entry in manifest["shards"]
+    }
+    for path, entry in sorted(entries.items()):
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+            raise InputError(
+                f"{path}: the shard is missing or cut short; run `snakemake` again, it is made anew"
+            )
+        for number, sample in enumerate(entry["samples"]):
+            row = rows[sample]
+            found[row.split][0].append(row)
+            found[row.split][1].append((str(path), number))
     return found
 
 

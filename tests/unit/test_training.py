@@ -102,6 +102,23 @@ def test_an_answer_longer_than_a_sequence_is_learned_once(shard):
     assert describe_packing(dataset, sampler)["cut_samples"] == 1
 
 
+def test_the_order_does_not_depend_on_which_lane_made_a_shard(tmp_path):
+    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 4))
+    entries, rows = [], {}
+    for name in "cab":
+        tokens = torch.arange(ord(name), ord(name) + 5)
+        path = store.write(name * 32, [Sample(name, tokens, torch.randn(5, 3, 4).bfloat16())])
+        entries.append({"file": path.name, "bytes": path.stat().st_size, "samples": [name]})
+        rows[name] = Row(name, name, "s", "train", tokens.tolist(), [True] * 5, 2, 2)
+    convention = {"key": store.convention.key}
+
+    def order(*lanes):
+        manifests = [{"convention": convention, "shards": shards} for shards in lanes]
+        return [r.id for r in place_samples(rows, manifests, tmp_path)["train"][0]]
+
+    assert order(entries) == order(entries[1:], entries[:1]) == ["a", "b", "c"]
+
+
 def test_ranks_share_the_sequences_of_an_epoch_and_go_on_in_its_middle(shard, monkeypatch):
     count = 50
     rows = [row(tokens=range(9), mask=[True] * 9) for _ in range(count)]
