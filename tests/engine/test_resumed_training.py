@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import run_python
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 TRAIN = """
 import hashlib, json, os, signal
@@ -24,7 +24,7 @@ if __name__ == "__main__":
     store = Store(root, convention)
     rows, entries = {{}}, []
     torch.manual_seed(0)
-    for number in range(7):
+    for number in range(5):
         ids = [f"{{number}}-{{i}}" for i in range(8 if number else 3)]
         samples = []
         for i, identity in enumerate(ids):
@@ -124,11 +124,12 @@ RESUMED = """
 
 def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
     def run(rest):
-        return run_python(TRAIN.format(root=str(tmp_path), verifier=str(tiny_verifier), rest=rest))
+        code = TRAIN.format(root=str(tmp_path), verifier=str(tiny_verifier), rest=rest)
+        return run_python(code, timeout=600, OMP_NUM_THREADS="1")
 
     # In the middle of the second epoch, some steps after a checkpoint.
     with pytest.raises(AssertionError, match="-9 == 0"):
-        run(KILLED.format(step=60))
+        run(KILLED.format(step=38))
     (checkpoint,) = (tmp_path / "killed/checkpoints").glob("step-*")
     reached = int(checkpoint.name.split("-")[1])
     assert (tmp_path / "killed/metrics.jsonl").is_file()
@@ -136,14 +137,14 @@ def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
     found = json.loads(run(RESUMED).split("FOUND", 1)[1])
     resumed, undisturbed = found["resumed"], found["undisturbed"]
     steps = len(undisturbed["seen"])
-    assert steps / 2 < reached < 60 < steps
+    assert steps / 2 < reached < 38 < steps
     # It went on in the middle of an epoch, and saw the same samples in the same order.
     assert resumed["seen"] == undisturbed["seen"][reached:]
     assert resumed["steps"] == undisturbed["steps"]
     assert resumed["weights"] == undisturbed["weights"]
     # Each sample is seen in each epoch.
     assert undisturbed["packing"]["train"]["cut_samples"] > 0
-    assert {t for _, batch in undisturbed["seen"] for t in batch} == {0, *range(11, 59)}
+    assert {t for _, batch in undisturbed["seen"] for t in batch} == {0, *range(11, 43)}
 
     assert "in another order" in found["reordered"]
     assert found["refused"].startswith(str(tmp_path))
