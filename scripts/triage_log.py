@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Say what the warnings, errors and tracebacks in a log mean, and what to do about them.
+
+Takes the log of any program. Exit status: 0, 1 when something fatal was found, 2 when the file
+cannot be used.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from aerie import cli
+from aerie.files import InputError
+from aerie.progress import JobProgress
+from aerie.triage import Catalogue, Finding, triage
+
+CATALOGUE = Path(__file__).resolve().parent.parent / "config" / "log_patterns.yaml"
+STYLES = {
+    "fatal": "bold red",
+    "degraded": "yellow",
+    "unknown": "magenta",
+    "hint": "cyan",
+    "benign": "dim",
+}
+SHOW_PROGRESS = 64 << 20  # bytes, from which on it takes seconds
+
+
+def main() -> int:
+    parser = cli.parser(__doc__)
+    parser.add_argument("log", help="file, or - for standard input")
+    parser.add_argument("--json", action="store_true", help="all findings as a JSON list")
+    parser.add_argument("--patterns", type=Path, default=CATALOGUE, help="another catalogue")
+    args = parser.parse_args()
+    try:
+        findings = read(args.log, Catalogue.load(args.patterns))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {args.log}: {error.strerror}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps([f.as_json() for f in findings], indent=1, ensure_ascii=False))
+    else:
+        show(Console(highlight=False), args.log, findings)
+    return 1 if any(f.level == "fatal" for f in findings) else 0
+
+
+def read(name: str, catalogue: Catalogue) -> list[Finding]:
+    if name == "-":
+        return triage(sys.stdin.buffer, "standard input", catalogue)
+    with open(name, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < SHOW_PROGRESS:
+            return triage(file, name, catalogue)
+        with JobProgress("triage", size >> 20, "MiB") as progress:
+            done = 0
+
+            def on_bytes(count: int) -> None:
+                nonlocal done
+                done += count
+                progress.update(done >> 20, "MiB")
+
+            return triage(file, name, catalogue, on_bytes)
+
+
+def show(console: Console, name: str, findings: list[Finding]) -> None:
+    if not findings:
+        empty = name != "-" and os.path.getsize(name) == 0
+        console.print(
+            f"{name}: {'empty' if empty else 'no warning, no error, no traceback'}", markup=False
+        )
+        return
+    for finding in findings:
+        if finding.level == "benign":
+            continue
+        head = Text(finding.level, STYLES[finding.level])
+        head.append(f"  {finding.id or 'not in the catalogue'}", "bold")
+        times = f", {finding.count:,} times" if finding.count > 1 else ""
+        head.append(f"  line {finding.first_line:,}{times}", "dim")
+        console.print(head)
+        for text in (finding.text, finding.meaning, f"→ {finding.advice}"):
+            console.print(Padding(Text(printable(text)), (0, 0, 0, 2), expand=False))
+    benign = [f for f in findings if f.level == "benign"]
+    if benign:
+        names = ", ".join(f"{f.id} ({f.count:,})" for f in benign)
+        console.print(Text(f"benign  {names}", STYLES["benign"]))
+
+
+def printable(text: str) -> str:
+    """Text without characters that would steer the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
