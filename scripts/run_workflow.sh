@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run Snakemake so that a run that was killed goes on, and a failed one ends with its log's end.
+# Run Snakemake so that a run that was killed goes on, and a failed one ends with what its log
+# means and how it ends.
 #   scripts/run_workflow.sh .venv/bin/snakemake --cores all ...
 # Exits as Snakemake did.
 set -uo pipefail
@@ -29,6 +30,8 @@ fi
 "$@" 9>&- && exit
 status=$?
 
+python=$(dirname "$1")/python
+[[ -x $python ]] || python=python
 # Snakemake's own log of this run names each failed job's log files:
 #     log: a.log, b.log (check log file(s) for error details)
 find .snakemake/log -name '*.log' -newer "$mark" -exec \
@@ -37,6 +40,8 @@ find .snakemake/log -name '*.log' -newer "$mark" -exec \
         if [[ -s $log ]]; then
             printf '\n--- the end of %s:\n' "$log"
             tail -n 20 "$log"
+            printf '\n--- what %s means:\n' "$log"
+            "$python" scripts/triage_log.py "$log"
         else
             printf '\n--- %s is empty or not there.\n' "$log"
         fi

@@ -17,7 +17,7 @@ from rich.text import Text
 from aerie import cli
 from aerie.files import InputError
 from aerie.progress import JobProgress
-from aerie.triage import Catalogue, Finding, triage
+from aerie.triage import ORDER, Catalogue, Finding, triage
 
 CATALOGUE = Path(__file__).resolve().parent.parent / "config" / "log_patterns.yaml"
 STYLES = {
@@ -76,8 +76,10 @@ def show(console: Console, name: str, findings: list[Finding]) -> None:
             f"{name}: {'empty' if empty else 'no warning, no error, no traceback'}", markup=False
         )
         return
+    # Beside a failure nobody wants to read what costs a little speed.
+    short = {"benign", "hint"} if findings[0].level == "fatal" else {"benign"}
     for finding in findings:
-        if finding.level == "benign":
+        if finding.level in short:
             continue
         head = Text(finding.level, STYLES[finding.level])
         head.append(f"  {finding.id or 'not in the catalogue'}", "bold")
@@ -86,10 +88,10 @@ def show(console: Console, name: str, findings: list[Finding]) -> None:
         console.print(head)
         for text in (finding.text, finding.meaning, f"→ {finding.advice}"):
             console.print(Padding(Text(printable(text)), (0, 0, 0, 2), expand=False))
-    benign = [f for f in findings if f.level == "benign"]
-    if benign:
-        names = ", ".join(f"{f.id} ({f.count:,})" for f in benign)
-        console.print(Text(f"benign  {names}", STYLES["benign"]))
+    for level in sorted(short, key=ORDER.index):
+        names = ", ".join(f"{f.id} ({f.count:,})" for f in findings if f.level == level)
+        if names:
+            console.print(Text(f"{level}  {names}", STYLES[level]))
 
 
 def printable(text: str) -> str:

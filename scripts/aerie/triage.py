@@ -499,7 +499,7 @@ def _blocks(file: BinaryIO, name: str, on_bytes: Callable[[int], None]) -> Itera
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if not wide:
         # A log that was cut while it was written begins with zeros; those alone do not count.
-        text = data[:LONGEST].replace(b"\0", b"")
+        text = data.replace(b"\0", b"")[:LONGEST]
         odd = len(text) - len(text.translate(None, _CONTROLS))
         if data and (not text or odd > 0.02 * len(text)):
             raise InputError(f"{name}: holds binary data; expected the text of a log")
