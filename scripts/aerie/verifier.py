@@ -46,6 +46,27 @@ def locate_verifier(source: str, store: Path) -> Path:
     return folder.resolve()
 
 
+def find_verifier(source: str, store: Path) -> Path | None:
+    """Folder of the verifier's checkpoint if it is on this machine; nothing is made or fetched.
+
+    None when the run would make or fetch it; `InputError` when it is nowhere to be had.
+    """
+    if source.startswith("package:"):
+        folder = _made_from(_packaged_gguf(source.removeprefix("package:")), store)
+        return folder if folder.is_dir() else None
+    if Path(source).is_dir() or Path(source).is_absolute() or source.startswith("."):
+        return locate_verifier(source, store)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(source, local_files_only=True))
+    except HFValidationError as error:
+        raise InputError(f"verifier.source: {source}: {error}") from None
+    except Exception:  # see _fetch
+        return None
+
+
 def _packaged_gguf(package: str) -> Path:
     try:
         files = importlib.metadata.files(package) or []
@@ -73,10 +94,15 @@ def _fetch(model_id: str) -> Path:
         ) from error
 
 
+def _made_from(gguf: Path, store: Path) -> Path:
+    """Where the checkpoint made from a GGUF file lies."""
+    key = digest("gguf", IMPORT_VERSION, digest_file(gguf))
+    return store / "verifiers" / f"{gguf.stem.split('.')[0]}-{key[:12]}"
+
+
 def _import_gguf(gguf: Path, store: Path) -> Path:
     """Make a bf16 checkpoint with tokenizer and chat template from a GGUF file, once."""
-    key = digest("gguf", IMPORT_VERSION, digest_file(gguf))
-    folder = store / "verifiers" / f"{gguf.stem.split('.')[0]}-{key[:12]}"
+    folder = _made_from(gguf, store)
     if folder.is_dir():
         return folder.resolve()
     import torch
