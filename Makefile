@@ -25,7 +25,7 @@ DEV_READY := .venv/dev.stamp
 
 snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
 
-.PHONY: help env demo inspect plan status test lint lock
+.PHONY: help env demo check inspect plan status test lint lock
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,6 +37,9 @@ env: $(ENV_READY) ## make .venv from the lock for this machine (GPU=1: for NVIDI
 demo: $(ENV_READY) ## run the demo: prompts in, draft model and report out
 	@scripts/run_workflow.sh $(snakemake) --cores all
 	@.venv/bin/python scripts/show_summary.py results/demo
+
+check: $(ENV_READY) ## check versions, machine and verifier before a run (CONFIG=my.yaml)
+	@.venv/bin/python scripts/check_run.py $(if $(CONFIG),--configfile $(CONFIG)) || [ $$? = 3 ]
 
 plan: $(ENV_READY) ## say what would run and why, and run nothing
 	@$(snakemake) --dry-run

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from aerie import cli
 from aerie.config import load_config
-from aerie.files import write_json
+from aerie.files import InputError, write_json
+from aerie.preflight import check_verifier
 from aerie.verifier import check_config, describe_verifier, locate_verifier
 
 
@@ -25,7 +26,15 @@ def main() -> None:
     folder = locate_verifier(args.source, args.store)
     fingerprint = describe_verifier(folder, args.source, args.trust_remote_code)
     if args.check is not None:
-        check_config(load_config(args.check), fingerprint)
+        config = load_config(args.check)
+        check_config(config, fingerprint)
+        # What `make check` could not look at before the verifier was here.
+        findings = [f for f in check_verifier(config, args.store) if f.severity != "ok"]
+        for found in findings:
+            print(f"{found.severity}: {found.check}: {found.found} {found.meaning} {found.advice}")
+        errors = [f"{f.check}: {f.found}; {f.advice}" for f in findings if f.severity == "error"]
+        if errors:
+            raise InputError("the verifier cannot be used:\n  " + "\n  ".join(errors))
     write_json(args.output, fingerprint)
 
 

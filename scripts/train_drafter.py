@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder, written")
     parser.add_argument("--metrics", type=Path, required=True, help="metrics.jsonl, written")
     args = parser.parse_args()
-    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("speculators").setLevel(logging.INFO)
 
     verifier = cli.read_fingerprint(args.verifier)

@@ -4,6 +4,7 @@ Nothing is started, fetched or written. Each check gives findings; `check_run.py
 """
 
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -25,7 +26,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from aerie.files import InputError
 from aerie.triage import Catalogue, triage
-from aerie.verifier import WEIGHT_PATTERNS, check_config, find_verifier, resolve_layer_ids
+from aerie.verifier import WEIGHT_PATTERNS, check_config, find_verifier, resolve_layer_ids, text_config
 
 SEVERITIES = ("ok", "note", "warning", "error")
 GIB = 1 << 30
@@ -181,8 +182,6 @@ def check_imports(
     process: subprocess.Popen[bytes], catalogue: Catalogue, seconds: float
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Judge what the imports printed; also facts: `cuda` (torch's build), `devices`."""
-    import io
-
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -191,7 +190,7 @@ def check_imports(
         return [
             Finding(
                 "imports",
-                "warning",
+                "note",
                 f"not done after {seconds:.0f} s",
                 "the disk or the processor is slow or busy; every job pays for these imports",
                 "put the environment on a local disk, or wait until the machine is less busy",
@@ -476,8 +475,6 @@ def check_verifier(config: Any, store: Path) -> list[Finding]:
         ]
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     findings = _check_remote_code(raw, config.verifier.trust_remote_code)
-    from aerie.verifier import text_config
-
     try:
         text = text_config(folder, config.verifier.trust_remote_code)
     except InputError as error:

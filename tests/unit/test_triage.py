@@ -351,7 +351,6 @@ def test_the_command_says_what_to_do_first():
 
 
 def test_a_failed_run_shows_what_its_log_means(project):
-    (project.folder / "config" / "log_patterns.yaml").write_bytes(PATTERNS.read_bytes())
     for name in ("import_verifier", "collect_prompts"):
         (project.folder / "scripts" / f"{name}.py").write_text(
             "raise SystemExit('OSError: [Errno 28] No space left on device')\n"
