@@ -54,7 +54,9 @@ def main() -> int:
 def check(args: Any, start: float) -> list[Finding]:
     process = checks.start_imports()
     try:
-        findings = checks.check_versions(CONFIG / "known_versions.yaml", checks.installed_versions())
+        findings = checks.check_versions(
+            CONFIG / "known_versions.yaml", checks.installed_versions()
+        )
         try:
             config = load_config(args.config or read_config(args.configfile))
         except InputError as error:

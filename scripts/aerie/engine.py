@@ -259,10 +259,15 @@ def _prepare_environment(settings: dict[str, Any]) -> None:
         # One process in place of three: each would import vLLM (25 s of CPU time), and the
         # scheduler's would spin on a core that the model needs.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(settings["cpu_cache_gib"]))
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    wanted = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(settings["cpu_cache_gib"]),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+    print("engine environment:", *(f"{name}={os.environ[name]}" for name in wanted), flush=True)
     # The engine's worker is a spawned process and has to find aerie.connector.
     paths = os.environ.get("PYTHONPATH", "")
     if str(SCRIPTS) not in paths.split(os.pathsep):

@@ -26,7 +26,13 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from aerie.files import InputError
 from aerie.triage import Catalogue, triage
-from aerie.verifier import WEIGHT_PATTERNS, check_config, find_verifier, resolve_layer_ids, text_config
+from aerie.verifier import (
+    WEIGHT_PATTERNS,
+    check_config,
+    find_verifier,
+    resolve_layer_ids,
+    text_config,
+)
 
 SEVERITIES = ("ok", "note", "warning", "error")
 GIB = 1 << 30
@@ -265,9 +271,7 @@ def check_gpus(config: Any, facts: dict[str, Any]) -> list[Finding]:
         pynvml.nvmlShutdown()
 
 
-def _check_devices(
-    pynvml: Any, config: Any, facts: dict[str, Any], wanted: int
-) -> list[Finding]:
+def _check_devices(pynvml: Any, config: Any, facts: dict[str, Any], wanted: int) -> list[Finding]:
     findings = []
     driver = _text(pynvml.nvmlSystemGetDriverVersion())
     number = pynvml.nvmlSystemGetCudaDriverVersion()
@@ -671,10 +675,14 @@ def _check_weights(folder: Path, raw: dict[str, Any], text: Any, config: Any) ->
     if not types:
         return findings  # other formats than safetensors name nothing without being loaded
     heads = {n: t for n, t in types.items() if "lm_head." in n or n.endswith("output.weight")}
-    plain = {n: t for n, t in heads.items() if n.endswith(".weight") and t in ("BF16", "F16", "F32")}
+    plain = {
+        n: t for n, t in heads.items() if n.endswith(".weight") and t in ("BF16", "F16", "F32")
+    }
     tied = bool(text.tie_word_embeddings)
     if plain:
-        findings.append(Finding("lm_head", "ok", f"{next(iter(plain))} {next(iter(plain.values()))}"))
+        findings.append(
+            Finding("lm_head", "ok", f"{next(iter(plain))} {next(iter(plain.values()))}")
+        )
     elif tied and not heads:
         findings.append(Finding("lm_head", "ok", "tied to the embedding"))
     else:

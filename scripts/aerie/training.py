@@ -315,6 +315,14 @@ def run_training(
 
     gpu = torch.cuda.is_available() and settings["gpus"] > 0
     if gpu:
+        # What torch's own hints ask for. The engine is left alone: TF32 would change its states.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        torch.set_float32_matmul_precision("high")
+        if os.environ.get("RANK", "0") == "0":
+            logging.getLogger("speculators").info(
+                "set by Aerie: TF32 for float32 products, PYTORCH_ALLOC_CONF=%s",
+                os.environ["PYTORCH_ALLOC_CONF"],
+            )
         maybe_setup_distributed()
     else:
         # speculators times its steps with this, which fails where there is no accelerator.

@@ -158,11 +158,14 @@ _WORDS = (
     *("Traceback", "error: ", "fatal: "),
 )
 _SUSPICIOUS = re.compile(
-    r"\b(?:WARNING|ERROR|CRITICAL|FATAL)\b|(?:Warning|Error|Exception): |^(?:error|fatal): |: error: "
+    r"\b(?:WARNING|ERROR|CRITICAL|FATAL)\b|(?:Warning|Error|Exception): "
+    r"|^(?:error|fatal): |: error: "
 )
 _HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>\S+))?')
-_ERROR = re.compile(r"^(?:\w+\.)*(?:[A-Z]\w*(?:: .*|:)$|[A-Z]\w*(?:Error|Exception|Exit|Interrupt)$)")
+_ERROR = re.compile(
+    r"^(?:\w+\.)*(?:[A-Z]\w*(?:: .*|:)$|[A-Z]\w*(?:Error|Exception|Exit|Interrupt)$)"
+)
 _DOTTED = re.compile(r"^(?:\w+\.)+[A-Z]\w*$")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _GUTTER = re.compile(r"^\s+[|+] ?")

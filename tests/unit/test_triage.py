@@ -147,8 +147,16 @@ def test_a_chain_is_named_by_the_exception_that_is_known():
 
 
 def test_tracebacks_of_several_processes_are_kept_apart():
-    a = [f"(EngineCore_DP0 pid=68) ERROR 02-06 16:34:06 [core.py:936] {x}" for x in PLAIN.split("\n")[:5]]  # noqa: E501
-    b = [f"[rank1]: {x}" for x in PLAIN.replace("KeyError: 'x'", "OSError: [Errno 28] No space left on device").split("\n")[:5]]  # noqa: E501
+    a = [
+        f"(EngineCore_DP0 pid=68) ERROR 02-06 16:34:06 [core.py:936] {x}"
+        for x in PLAIN.split("\n")[:5]
+    ]
+    b = [
+        f"[rank1]: {x}"
+        for x in PLAIN.replace(
+            "KeyError: 'x'", "OSError: [Errno 28] No space left on device"
+        ).split("\n")[:5]
+    ]
     mixed = "\n".join(line for pair in zip(a, b, strict=True) for line in pair)
     found = {f.text: f for f in findings(mixed)}
     assert set(found) == {"KeyError: 'x'", "OSError: [Errno 28] No space left on device"}
