@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from aerie.files import InputError
+from aerie.files import InputError, read_json
 from aerie.triage import Catalogue, triage
 from aerie.verifier import (
     WEIGHT_PATTERNS,
@@ -477,9 +477,10 @@ def check_verifier(config: Any, store: Path) -> list[Finding]:
                 "make check again afterwards shows the rest",
             )
         ]
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    findings = _check_remote_code(raw, config.verifier.trust_remote_code)
+    findings = []
     try:
+        raw = read_json(folder / "config.json")
+        findings = _check_remote_code(raw, config.verifier.trust_remote_code)
         text = text_config(folder, config.verifier.trust_remote_code)
     except InputError as error:
         return [*findings, Finding("verifier", "error", str(error))]

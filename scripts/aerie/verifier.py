@@ -60,11 +60,12 @@ def find_verifier(source: str, store: Path) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(source, local_files_only=True))
+        folder = Path(snapshot_download(source, local_files_only=True))
     except HFValidationError as error:
         raise InputError(f"verifier.source: {source}: {error}") from None
     except Exception:  # see _fetch
         return None
+    return folder if (folder / "config.json").is_file() else None
 
 
 def _packaged_gguf(package: str) -> Path:
