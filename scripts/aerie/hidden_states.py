@@ -7,6 +7,7 @@ never stale. It is written to a temporary name, checked, synced and renamed.
 
 import functools
 import json
+import math
 import os
 import struct
 import threading
@@ -27,6 +28,9 @@ FORMAT_VERSION = 2
 """Raised when the same samples would be stored differently or must be extracted again."""
 
 QUARANTINE = "damaged"
+
+# Bytes of a value of the types in a shard, by safetensors' names.
+WIDTHS = {"U8": 1, "BF16": 2, "I32": 4}
 
 # Huffman coding of literals and next to no search for matches, which hidden states do not hold:
 # faster and smaller than any level (benchmarks/pack_states.py).
@@ -160,63 +164,71 @@ def decompress(frame: np.ndarray, into: np.ndarray) -> None:
 
 
 def exponent_base(
-    parts: Sequence[tuple[np.ndarray, list[np.ndarray]]], rows: int = 256
+    parts: Sequence[tuple[np.ndarray, list[np.ndarray]]], rows: int = 768
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each channel's mean exponent, and how far from it a layer's exponents are in the mean.
+    """Each channel's median exponent, and how far from it a layer's exponents are in the mean.
 
-    `parts`: bits uint16 [T, ids, hidden] of each sample and the stored positions by layer. About
-    `rows` positions of each layer are looked at. Returns uint8 [ids, hidden], float64 [ids].
+    `parts`: bits uint16 [T, ids, hidden] of each sample and the stored positions by layer; of
+    each layer at most about `rows` of them, and an eighth, are looked at. Returns uint8
+    [ids, hidden], float64 [ids].
     """
     layers, width = parts[0][0].shape[1:]
     base, means = np.zeros((layers, width), np.uint8), np.zeros(layers)
     for k in range(layers):
-        step = max(1, sum(len(stored[k]) for _, stored in parts) // rows)
-        chosen = [bits[stored[k][:: min(step, 16)][:rows], k] for bits, stored in parts]
-        exponents = (np.concatenate(chosen) >> 7).astype(np.uint8)[:: max(1, step // 16)]
+        step = max(8, sum(len(stored[k]) for _, stored in parts) // rows)
+        skip, chosen = 0, []
+        for bits, stored in parts:
+            places = stored[k][skip::step]
+            skip = (skip - len(stored[k])) % step
+            chosen.append((bits[places, k] >> 7).astype(np.uint8))
+        exponents = np.concatenate(chosen)
         if len(exponents):
-            base[k] = np.rint(exponents.mean(0, dtype=np.float32))
+            planes.medians(exponents, base[k])
             means[k] = (exponents - base[k]).view(np.int8).mean(dtype=np.float64)
     return base, means
 
 
+def _planes(rows: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Buffers of this thread for what `planes.split` makes and zstandard packs: offsets [R] and
+    exponents [R, hidden], these two once more as one vector, and lowest bits [R, hidden / 8]."""
+    high = _scratch("high", rows * (1 + width))
+    low = _scratch("low", rows * (width // 8)).reshape(rows, -1)
+    return high[:rows], high[rows:].reshape(rows, width), high, low
+
+
 def pack(
     bits: np.ndarray, stored: list[np.ndarray], base: np.ndarray, means: np.ndarray
-) -> tuple[bytes, np.ndarray]:
-    """Split bf16 bits [T, ids, hidden] into a zstandard frame and a plane of bytes.
+) -> tuple[bytes, bytes, np.ndarray]:
+    """Split bf16 bits [T, ids, hidden] into two zstandard frames and a plane of bytes.
 
-    Layer after layer, of each the `stored` positions: R rows in all. The frame holds the rows'
-    offsets [R] and exponents [R, hidden] (see `planes.split`), next to each other as channels and
-    tokens have their means taken out; the plane [R, hidden] sign and mantissa, incompressible.
-    It is a buffer of this thread: use it before the next call.
+    Layer after layer, of each the `stored` positions: R rows in all. The frames hold offsets and
+    exponents, and the lowest bits; the plane uint8 [R, 7/8 hidden] the rest, which does not pack:
+    see `planes.split`. It is a buffer of this thread: use it before the next call.
     """
-    width = bits.shape[2]
-    total = sum(map(len, stored))
-    high = _scratch("high", total * (width + 1))
-    rest = _scratch("rest", total * width).reshape(total, width)
-    offsets, exponents = high[:total], high[total:].reshape(total, width)
-    for k, part in enumerate(_cut(stored)):
+    rows, width = sum(map(len, stored)), bits.shape[2]
+    offsets, exponents, high, low = _planes(rows, width)
+    rest = _scratch("rest", rows * (width - width // 8)).reshape(rows, -1)
+    for k, at in enumerate(_cut(stored)):
         planes.split(
-            bits, k, stored[k], base[k], means[k], exponents[part], offsets[part], rest[part]
+            bits, k, stored[k], base[k], means[k], exponents[at], offsets[at], low[at], rest[at]
         )
-    return compress(high), rest
+    return compress(high), compress(low), rest
 
 
 def unpack(
-    frame: np.ndarray,
-    rest: np.ndarray,
+    packed: Sequence[np.ndarray],
     stored: list[np.ndarray],
     base: np.ndarray,
     bits: np.ndarray,
 ) -> None:
     """The inverse of `pack`: fills the `stored` rows of `bits` uint16 [T, ids, hidden]."""
-    width = bits.shape[2]
-    total = sum(map(len, stored))
-    high = _scratch("high", total * (width + 1))
-    decompress(frame, high)
-    offsets, exponents = high[:total], high[total:].reshape(total, width)
-    rest = rest.reshape(total, width)
-    for k, part in enumerate(_cut(stored)):
-        planes.merge(exponents[part], offsets[part], rest[part], stored[k], base[k], k, bits)
+    rows, width = sum(map(len, stored)), bits.shape[2]
+    offsets, exponents, high, low = _planes(rows, width)
+    decompress(packed[0], high)
+    decompress(packed[1], low.reshape(-1))
+    rest = packed[2].reshape(rows, width - width // 8)
+    for k, at in enumerate(_cut(stored)):
+        planes.merge(exponents[at], offsets[at], low[at], rest[at], stored[k], base[k], k, bits)
 
 
 def _pack_fp8(codes: torch.Tensor, scales: torch.Tensor, stored: list[np.ndarray]) -> bytes:
@@ -235,7 +247,7 @@ def _unpack_fp8(
     from hs_connectors.fp8_utils import dequantize_fp8_tensor
 
     length, _, width = bits.shape
-    plain = _scratch("high", 4 * length + sum(map(len, stored)) * width)
+    plain = _scratch("packed", 4 * length + sum(map(len, stored)) * width)
     decompress(frame, plain)
     scales = torch.from_numpy(plain[: 4 * length].view("<f4").copy()).view(-1, 1, 1)
     codes = np.zeros(bits.shape, np.uint8)
@@ -352,6 +364,11 @@ class Store:
     """The folder of one convention's shards."""
 
     def __init__(self, root: Path, convention: Convention):
+        if convention.hidden_size % 8:
+            raise InputError(
+                f"the verifier's hidden size is {convention.hidden_size}; shards take multiples "
+                "of 8"
+            )
         self.convention = convention
         self.folder = Path(root) / "hidden_states" / convention.key
 
@@ -411,7 +428,7 @@ class Store:
         path = self.path(shard)
         with whole_file(path) as temporary:
             with temporary.open("wb") as raw:
-                file = _TensorFile(raw, metadata, tensors=3 * len(samples) + 1)
+                file = _TensorFile(raw, metadata, tensors=4 * len(samples) + 1)
                 for number, sample in enumerate(samples):
                     tokens = sample.tokens.numpy().astype("<i4")
                     file.add(f"{number:06d}.tokens", "I32", tokens.shape, tokens)
@@ -430,8 +447,9 @@ class Store:
                         frame = _pack_fp8(*sample.fp8, rows)
                         file.add(f"{name}.fp8", "U8", (len(frame),), frame)
                     else:
-                        frame, rest = pack(_bits(sample.states), rows, base, means)
-                        file.add(f"{name}.exponents", "U8", (len(frame),), frame)
+                        high, low, rest = pack(_bits(sample.states), rows, base, means)
+                        file.add(f"{name}.exponents", "U8", (len(high),), high)
+                        file.add(f"{name}.low", "U8", (len(low),), low)
                         file.add(f"{name}.rest", "U8", rest.shape, rest)
                 file.finish()
             with Shard(temporary) as written:
@@ -546,7 +564,11 @@ class Shard:
             raise ValueError(f"found format {meta['aerie']}, expected {FORMAT_VERSION}")
         if meta["checksum"] != _metadata_checksum(meta):
             raise ValueError("its metadata do not match their checksum")
-        self._places = {name: entry["data_offsets"] for name, entry in header.items()}
+        self._places: dict[str, list[int]] = {}
+        for name, entry in header.items():
+            start, end = self._places[name] = entry["data_offsets"]
+            if end - start != WIDTHS[entry["dtype"]] * math.prod(entry["shape"]):
+                raise ValueError(f"tensor {name} has another size than its shape")
         if 8 + room + max(end for _, end in self._places.values()) != size:
             raise ValueError("its size is not what its header says")
         self._data = 8 + room
@@ -602,11 +624,19 @@ class Shard:
         elif self.format == "fp8":
             fp8 = _unpack_fp8(self._bytes([f"{name}.fp8"]), rows, bits)
         else:
-            data = self._bytes([f"{name}.exponents", f"{name}.rest"])
-            start, end = self._places[f"{name}.exponents"]
-            unpack(data[: end - start], data[end - start :], rows, self._base, bits)
+            names = [f"{name}.exponents", f"{name}.low", f"{name}.rest"]
+            data = self._bytes(names)
+            ends = np.cumsum([np.diff(self._places[n])[0] for n in names])
+            unpack(np.split(data, ends[:2]), rows, self._base, bits)
         states = torch.from_numpy(bits).view(torch.bfloat16)
         return Sample(entry["id"], torch.from_numpy(tokens), states, mask, fp8)
+
+    def omitted_bytes(self) -> int:
+        """Bytes of bf16 states of the last layer that are not stored: no loss is taken there."""
+        if self.last_state == "all":
+            return 0
+        kept = sum(end - start for s in self.samples for start, end in s["last_rows"])
+        return 2 * self.hidden_size * (sum(s["tokens"] for s in self.samples) - kept)
 
     def __enter__(self) -> "Shard":
         return self

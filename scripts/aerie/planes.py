@@ -46,39 +46,90 @@ def scan(bits, weights, digests):
 
 
 @_compiled
-def split(bits, layer, rows, base, mean, exponents, offsets, rest):
+def _seven(value):
+    return np.uint16((value >> np.uint16(9)) & np.uint16(0x40)) | np.uint16(
+        (value >> np.uint16(1)) & np.uint16(0x3F)
+    )
+
+
+@_compiled
+def split(bits, layer, rows, base, mean, exponents, offsets, low, rest):
     """One layer of `bits` uint16 [T, ids, hidden] into planes, only `rows` int64 [R] of it.
 
     `exponents` uint8 [R, hidden] gets exponent - base[channel] - offset[row], modulo 256;
-    `offsets` uint8 [R] (two's complement) how far the row's mean lies from `mean`; `rest` uint8
-    [R, hidden] sign x 128 + mantissa. `base` uint8 [hidden].
+    `offsets` uint8 [R] (two's complement) how far the row's mean lies from `mean`; `base` uint8
+    [hidden]. A row is eight parts of E = hidden / 8 channels: bit i of `low` uint8 [R, E] is the
+    mantissa's lowest bit in part i. The seven bits left, sign x 64 + mantissa // 2, of parts 0
+    to 6 are the lower bits of `rest` uint8 [R, 7 E]; its highest bit in part i is bit i of part 7.
     """
+    part = bits.shape[2] // 8
+    sevens = np.empty(part, np.uint8)
     for r in range(len(rows)):
         row = bits[rows[r], layer]
-        high, low = exponents[r], rest[r]
-        width = len(row)
-        for c in range(width):
-            value = row[c]
-            high[c] = np.uint8(value >> 7) - base[c]
-            low[c] = ((value >> 8) & 0x80) | (value & 0x7F)
+        high, lowest, others = exponents[r], low[r], rest[r]
+        for c in range(len(row)):
+            high[c] = np.uint8(row[c] >> 7) - base[c]
+        last = row[7 * part :]
+        for j in range(part):
+            sevens[j] = _seven(last[j])
+            lowest[j] = (last[j] & 1) << 7
+        for i in range(7):
+            here, out = row[i * part : (i + 1) * part], others[i * part : (i + 1) * part]
+            bit = np.uint8(1 << i)
+            shift = np.uint8(7 - i)
+            for j in range(part):
+                value = here[j]
+                out[j] = np.uint8(_seven(value)) | np.uint8(np.uint8(sevens[j] & bit) << shift)
+                lowest[j] |= np.uint8(np.uint8(value & 1) << np.uint8(i))
         total = 0
-        for c in range(width):
+        for c in range(len(row)):
             total += np.int8(high[c])
-        offset = np.uint8(np.int64(np.rint(total / width - mean)))
+        offset = np.uint8(np.int64(np.rint(total / len(row) - mean)))
         offsets[r] = offset
         if offset:
-            for c in range(width):
+            for c in range(len(row)):
                 high[c] -= offset
 
 
 @_compiled
-def merge(exponents, offsets, rest, rows, base, layer, bits):
+def merge(exponents, offsets, low, rest, rows, base, layer, bits):
     """The inverse of `split`; rows of `bits` that are not in `rows` stay as they are."""
+    part = bits.shape[2] // 8
+    sevens = np.empty(part, np.uint8)
     for r in range(len(rows)):
         row = bits[rows[r], layer]
-        high, low = exponents[r], rest[r]
+        high, lowest, others = exponents[r], low[r], rest[r]
         offset = offsets[r]
-        for c in range(len(row)):
-            e = np.uint8(high[c] + base[c] + offset)
-            s = low[c]
-            row[c] = (np.uint16(s & 0x80) << 8) | (np.uint16(e) << 7) | np.uint16(s & 0x7F)
+        sevens[:] = 0
+        for i in range(8):
+            out, e = row[i * part : (i + 1) * part], high[i * part : (i + 1) * part]
+            b = base[i * part : (i + 1) * part]
+            if i < 7:
+                here = others[i * part : (i + 1) * part]
+                for j in range(part):
+                    sevens[j] |= (here[j] >> 7) << i
+            else:
+                here = sevens
+            for j in range(part):
+                exponent = np.uint8(e[j] + b[j] + offset)
+                out[j] = (
+                    (np.uint16(here[j] & 0x40) << 9)
+                    | (np.uint16(exponent) << 7)
+                    | (np.uint16(here[j] & 0x3F) << 1)
+                    | ((lowest[j] >> i) & 1)
+                )
+
+
+@_compiled
+def medians(exponents, base):
+    """The median of each channel of `exponents` uint8 [R, hidden] into `base` uint8 [hidden]."""
+    counts = np.empty(256, np.int32)
+    for c in range(exponents.shape[1]):
+        counts[:] = 0
+        for r in range(exponents.shape[0]):
+            counts[exponents[r, c]] += 1
+        below, value = counts[0], 0
+        while 2 * below < exponents.shape[0]:
+            value += 1
+            below += counts[value]
+        base[c] = value
