@@ -164,6 +164,7 @@ def tokenize(tmp_path, tiny_verifier, monkeypatch):
             "min-kept-share": 0.5,
             "max-lost-share": 0.5,
             "samples-per-shard": 16,
+            "last-state": "all",
             "samples": tmp_path / "samples.parquet",
             "shards": tmp_path / "shards.json",
             "report": tmp_path / "report.json",
