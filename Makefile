@@ -59,7 +59,7 @@ lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 	@# Not followed: constants in shell lines (one script a rule, the same folders everywhere),
 	@# helpers beside the rules they serve, a folder param beside the files in it, PATH.
 	@! $(snakemake) --lint 2>&1 | grep '^    \* ' | grep -vE \
-		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS) |variable (PATH|HF_HUB)|Mixed rules|is a prefix of'
+		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS|SUPERVISE) |variable (PATH|HF_HUB)|Mixed rules|is a prefix of'
 
 # Resolves under the Python each lock is for; takes minutes. LOCKS="cpu dev" for some.
 PYTHON311 ?= python3.11

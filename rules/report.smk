@@ -30,7 +30,7 @@ rule render_report:
     params:
         run=RUN,
         drafters=list(CONFIG.drafters),
-        config=as_json(CONFIG),
+        config=json.dumps(CONFIG.model_dump(exclude={"watch"})),
     shell:
         "python {SCRIPTS}/render_report.py --run {params.run} --drafters {params.drafters}"
         " --config {params.config:q} --output {output} > {log} 2>&1"

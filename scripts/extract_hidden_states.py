@@ -50,6 +50,7 @@ def main() -> None:
             max_model_len=args.max_length + 1,
             trust_remote_code=args.trust_remote_code,
             capture_ids=layer_ids,
+            progress=bar,
         )
 
     with JobProgress("extract_hidden_states", len(todo), "samples", args.progress_log) as bar:
@@ -59,8 +60,10 @@ def main() -> None:
             lambda: Teacher(model),
             lambda samples, tokens: bar.update(samples, f"{tokens} tokens", tokens=tokens),
         )
-    counts["seconds"] = round(time.monotonic() - start, 1)
-    write_json(args.output, describe_lane(store, shards, counts, args.min_kept_share))
+        counts["seconds"] = round(time.monotonic() - start, 1)
+        bar.enter("finishing")
+        lane = describe_lane(store, shards, counts, args.min_kept_share, bar.beat)
+    write_json(args.output, lane)
 
 
 if __name__ == "__main__":

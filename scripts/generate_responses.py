@@ -20,6 +20,7 @@ def open_engine(
     template: ChatTemplate,
     model: Path,
     layer_ids: list[int] | None,
+    progress: JobProgress,
 ):
     """What answers: endpoints where the arguments name some, else an engine of this job."""
     from aerie.endpoint import Endpoints
@@ -40,6 +41,7 @@ def open_engine(
         trust_remote_code=args.trust_remote_code,
         seed=args.seed,
         capture_ids=layer_ids,
+        progress=progress,
     )
 
 
@@ -137,7 +139,7 @@ def main() -> None:
                 JobProgress(
                     "generate_responses", missing, "records", args.progress_log
                 ) as progress,
-                open_engine(args, model_name, template, model, layer_ids) as engine,
+                open_engine(args, model_name, template, model, layer_ids, progress) as engine,
             ):
                 load_seconds = time.monotonic() - start
                 responses.generate(

@@ -12,6 +12,7 @@ from typing import Any
 
 from aerie.files import InputError
 from aerie.machine import computes_bf16
+from aerie.progress import JobProgress
 
 WRITE_SECONDS = 300.0
 """How long the engine may take to write the states of the last requests."""
@@ -53,6 +54,7 @@ class Engine:
     `settings`: the keys of the configuration's `engine` section. `capture_ids`: save the states
     of these layers (sorted; the last id may be the number of layers) for every request.
     `drafter`: folder of a drafter that speculates `num_speculative_tokens` tokens a step.
+    `progress`: told of the load and of every step, which may come long before an answer.
     """
 
     def __init__(
@@ -67,7 +69,11 @@ class Engine:
         drafter: Path | None = None,
         num_speculative_tokens: int = 0,
         count: bool = False,
+        progress: JobProgress | None = None,
     ):
+        self.progress = progress
+        if progress is not None:
+            progress.enter("loading")
         _prepare_environment(settings)
         from vllm import LLM
 
@@ -118,6 +124,8 @@ class Engine:
             distributed_executor_backend="uni" if self.in_process else None,
             **options,
         )
+        if progress is not None:
+            progress.enter("working")
 
     def run(
         self,
@@ -162,7 +170,10 @@ class Engine:
             if not flying and not unwritten:
                 return
             if flying or self.in_process:
-                for output in engine.step():
+                outputs = engine.step()
+                if outputs and self.progress is not None:
+                    self.progress.beat(len(outputs))
+                for output in outputs:
                     if output.finished:
                         flying.pop(output.request_id)
                         unwritten.append(_answer(output))

@@ -163,10 +163,15 @@ def _answers(engine: Any, rows: list[Row], quarantined: dict[str, str]) -> Itera
 
 
 def describe_lane(
-    store: Store, shards: list[dict[str, Any]], counts: dict[str, Any], min_kept_share: float
+    store: Store,
+    shards: list[dict[str, Any]],
+    counts: dict[str, Any],
+    min_kept_share: float,
+    beat: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """The lane's manifest: its shards with sizes and checksums, and what was left out.
 
+    `beat` is called for each shard that was read: of terabytes that takes a while.
     Raises `InputError` when a smaller share of the samples than `min_kept_share` is there.
     """
     entries, kept, wanted = [], 0, 0
@@ -190,6 +195,7 @@ def describe_lane(
                 "checksum": file_checksum(path),
             }
         )
+        beat()
     if kept < min_kept_share * wanted:
         raise InputError(
             f"only {kept} of {wanted} samples could be extracted, under "
