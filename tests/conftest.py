@@ -1,5 +1,6 @@
 """Tiny verifiers, made in the test: real architectures, random weights, a trained tokenizer."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +102,20 @@ def run_python(code: str, timeout: float = 300, **variables: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Processes with this value of the environment variable MARK, wherever they went."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                process.environ().get("MARK") == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.cmdline()
+            ):
+                found.append(process)
+    return found
 
 
 class Project:
