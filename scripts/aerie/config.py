@@ -345,7 +345,7 @@ class Watch(Section):
     """The same while a model is loaded or compiled, until the first steps were made, and while a
     job validates, saves or ends, seconds."""
     stages: dict[WatchedStage, StageWatch] = {}
-    """Other limits by stage."""
+    """Other limits by stage, such as `train_drafter: {stall_seconds: 300}`."""
     grace_seconds: Annotated[float, Field(ge=0)] = 30.0
     """From asking a stopped job's processes to end until they are killed, seconds."""
     min_free_gib: Annotated[float, Field(ge=0)] = 1.0

@@ -53,7 +53,14 @@ LAST_LINES = 20
 ALERTS = 20
 CATALOGUE = Path(__file__).resolve().parents[2] / "config" / "log_patterns.yaml"
 
-SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+GONE = signal.SIGUSR1  # to the supervisor: who started it is gone
+SIGNALS = {signal.SIGCHLD, GONE}
+# Those that our caller has us ignore (nohup) stay ignored; blocked ones would be received.
+SIGNALS |= {
+    s
+    for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    if signal.getsignal(s) is not signal.SIG_IGN
+}
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 BAR = re.compile(rb"\d%|\d/\d|\dit/s|\ds/it")
 COMPILING = re.compile(r"torch\.compile|Capturing CUDA graph|Dynamo bytecode")
@@ -97,8 +104,8 @@ def supervise(job: Job, watch: Watch) -> int:
         status = 70
         try:
             os.setsid()
-            _die_with(front, signal.SIGTERM)
-            status = Supervisor(job, watch, front).run()
+            _die_with(front, GONE)
+            status = Supervisor(job, watch).run()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -110,15 +117,15 @@ def supervise(job: Job, watch: Watch) -> int:
             os.kill(supervisor, received.si_signo)
         if snakemake is not None and not snakemake.is_running():
             snakemake = None
-            os.kill(supervisor, signal.SIGHUP)
+            os.kill(supervisor, GONE)
         ended = reap()
         if supervisor in ended:
             left = end_processes(0)
             status = exit_status(ended[supervisor])
             if left or ended[supervisor] < 0:
                 print(
-                    f"{job.stage}: the supervisor was killed (status {status}); ended its "
-                    f"processes {left}",
+                    f"{job.stage}: the supervisor ended before its job (status {status}); ended "
+                    f"the job's processes {left}",
                     file=sys.stderr,
                 )
             return status
@@ -275,8 +282,8 @@ class Stop(Exception):
 class Supervisor:
     """Starts the job, follows it, writes its status, stops it when it must not go on."""
 
-    def __init__(self, job: Job, watch: Watch, front: int):
-        self.job, self.watch, self.front = job, watch, front
+    def __init__(self, job: Job, watch: Watch):
+        self.job, self.watch = job, watch
         limits = watch.stages.get(job.stage)
         stall, load = watch.stall_seconds, watch.load_seconds
         if limits is not None:
@@ -372,10 +379,10 @@ class Supervisor:
                 self._read_progress(now)
                 return
             if received is not None and received.si_signo != signal.SIGCHLD:
+                if received.si_signo == GONE:
+                    raise Stop("stopped", "who started it is gone", 128 + signal.SIGTERM)
                 name = signal.Signals(received.si_signo).name
-                gone = os.getppid() != self.front or received.si_signo == signal.SIGHUP
-                why = "who started it is gone" if gone else f"{name} received"
-                raise Stop("stopped", why, 128 + received.si_signo)
+                raise Stop("stopped", f"{name} received", 128 + received.si_signo)
             self._read_progress(now)
             if now - self._looked >= STATUS_SECONDS:
                 self._look(now)
@@ -462,25 +469,29 @@ class Supervisor:
     def _look(self, now: float) -> None:
         """Look at log, processes, GPUs and disks."""
         self._read_log()
-        processes = descendants()
-        ids = {p.pid for p in processes}
-        for pid in [pid for pid in self._engines if pid not in ids]:
-            self._lost.append((now, f"{pid} ({self._engines.pop(pid)})"))
+        before, self._looked = self._looked, now
+        self._processes = descendants()
+        alive = set()
         cpu = memory = 0.0
-        for process in processes:
+        for process in self._processes:
             with contextlib.suppress(psutil.Error):
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                alive.add(process.pid)
                 memory += process.memory_info().rss
-                if ENGINE.search(" ".join(process.cmdline()[:1]) or process.name()):
+                cpu += cpu_seconds(process)
+                if ENGINE.search(" ".join(process.cmdline()[:1])):
                     self._engines[process.pid] = process.name()
-            cpu += cpu_seconds(process)
-        seconds = now - self._looked if self._looked else math.inf
+        for pid in self._engines.keys() - alive:
+            self._lost.append((now, f"{pid} ({self._engines.pop(pid)})"))
+        seconds = now - before if before else math.inf
         self._figures = {
             "memory_gib": round(memory / 2**30, 3),
             "cores_busy": round(max(cpu - self._cpu_before, 0) / seconds, 2),
             "disk_free_gib": self._free_gib(),
             "gpus": self.gpus.read(),
         }
-        self._cpu_before, self._processes, self._looked = cpu, processes, now
+        self._cpu_before = cpu
 
     def _free_gib(self) -> float | None:
         """The least free space of the disks the job writes to; stops it when that is too little."""
@@ -548,12 +559,14 @@ class Supervisor:
         return "failed", why + self._reading(), exit_status(code)
 
     def _reading(self) -> str:
-        """What the triage of the log makes of it, or its last line."""
+        """The job's last line, and what the triage of its log makes of it."""
+        lines = [line for line in self.pump.last if line.strip()]
+        words = f": {lines[-1]}" if lines else ""
         findings = self.judge.finish() if self.judge is not None else []
         if findings and findings[0].level == "fatal":
-            return f": {findings[0].text}\n{findings[0].meaning}; {findings[0].advice}"
-        lines = [line for line in self.pump.last if line.strip()]
-        return f": {lines[-1]}" if lines else ""
+            worst = findings[0]
+            words += f"\n{worst.text}\n{worst.meaning}\n{worst.advice}"
+        return words
 
     # The status file
 

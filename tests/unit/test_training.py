@@ -75,9 +75,14 @@ def record(**message):
     return found
 
 
-def train_message(step, loss, dropped=0.0):
+def train_message(step, loss, dropped=0.0, accuracy=0.5):
     return record(
-        train={"loss": loss, "full_acc_0": 0.5, "full_acc_1": 0.2, "error_records": dropped},
+        train={
+            "loss": loss,
+            "full_acc_0": accuracy,
+            "full_acc_1": 0.4 * accuracy,
+            "error_records": dropped,
+        },
         profile={"tokens_per_s": 100.0, "queue_ms": 1.0, "step_ms": 100.0},
         epoch=0,
         lr={"Muon": 0.01, "AdamW": 0.01},
@@ -103,7 +108,11 @@ def test_metrics_of_a_resumed_training_hold_each_step_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("loss", "dropped", "message"),
-    [(float("nan"), 0.0, "the loss is nan"), (1.0, 2.0, "dropped samples")],
+    [
+        (float("nan"), 0.0, "the loss is nan"),
+        (1.0, 2.0, "dropped samples"),
+        (0.0, 0.0, "exactly 0"),
+    ],
 )
 def test_a_training_that_went_wrong_is_stopped(tmp_path, loss, dropped, message):
     recorder = Recorder(tmp_path / "metrics.jsonl", 0, lambda _: None)
@@ -111,6 +120,18 @@ def test_a_training_that_went_wrong_is_stopped(tmp_path, loss, dropped, message)
     logger.addHandler(recorder)
     with pytest.raises(TrainingFailed, match=message):
         logger.handle(train_message(3, loss, dropped))
+
+
+def test_an_accuracy_that_stays_zero_after_the_warm_up_stops_the_training(tmp_path):
+    recorder = Recorder(tmp_path / "metrics.jsonl", 0, lambda _: None, warmup_steps=100)
+    for step in range(100):
+        recorder.emit(train_message(step, 1.0, accuracy=0.0))  # nothing is learnt yet
+    for step in range(100, 115):
+        recorder.emit(train_message(step, 1.0, accuracy=0.0))
+    recorder.emit(train_message(115, 1.0, accuracy=0.01))  # one hit, and it counts anew
+    with pytest.raises(TrainingFailed, match="step 135: the accuracy has been exactly 0"):
+        for step in range(116, 200):
+            recorder.emit(train_message(step, 1.0, accuracy=0.0))
 
 
 def test_float32_muon_iterates_as_torch_does():
