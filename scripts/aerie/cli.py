@@ -20,13 +20,15 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError as error:
-        if error.errno != 28:
+    except Exception as error:
+        # safetensors wraps it in an error of its own.
+        if getattr(error, "errno", 0) != 28 and "No space left on device" not in str(error):
             raise
         traceback.print_exc()
+        name = getattr(error, "filename", None) or "no name given"
         print(
-            f"error: the disk is full ({error.filename or 'no name given'}); nothing half-written "
-            "bears a final name. Make room and run again: it goes on where it stopped",
+            f"error: the disk is full ({name}); nothing half-written bears a final name. "
+            "Make room and run again: it goes on where it stopped",
             file=sys.stderr,
         )
         sys.exit(1)

@@ -17,6 +17,7 @@ LOSSES = 50  # losses of a mean or median
 BUSY_CORES = 0.7  # of a core, from which a process counts as computing
 IDLE_CORES = 0.1
 IDLE_POWER = 0.4  # share of a GPU's power limit under which full use is a spinning kernel
+OVERLOAD = 3  # tasks for each core, from which a machine is overloaded
 STACK_SECONDS = 20.0  # for py-spy, a process
 STACKS = 16  # processes whose stacks are shown
 
@@ -40,7 +41,7 @@ class Pace:
 
     def event(self, steady: bool, now: float) -> None:
         """Progress was seen; `steady`: the job is at work, not loading, validating or saving."""
-        if steady and self.steady:
+        if self.steady:
             self._gaps.append(now - self.last)
         self.last, self.steady = now, steady
 
@@ -287,7 +288,8 @@ def diagnose(
             )
         elif gpu in spinning:
             words.append(f"GPU {gpu['index']} computes ({gpu['use_percent']} % use, {power} W)")
-    if not words and busiest and busiest.cores >= BUSY_CORES:
+    running = busiest and (busiest.cores >= BUSY_CORES or busiest.state == psutil.STATUS_RUNNING)
+    if not words and running:
         words.append(
             f"process {busiest.pid} kept {busiest.cores:.1f} cores busy all the time without any "
             "progress: it loops, or one step takes that long; the stacks show where it is"
@@ -302,6 +304,9 @@ def diagnose(
             f"the processes kept {cores:.1f} cores busy and made no progress; the stacks show what "
             "they are at"
         )
+    load, number = psutil.getloadavg()[0], psutil.cpu_count() or 1
+    if load > OVERLOAD * number:
+        words.append(f"the machine is overloaded ({load:.0f} tasks for {number} cores)")
     if phase == "loading":
         words.append("it was loading the model")
     if gpus and not spinning:

@@ -47,7 +47,7 @@ _emit = Recorder.emit
 
 def endless_loop(self, record):
     _emit(self, record)
-    if record.msg.get("global_step") == 9:
+    if record.msg.get("global_step") == 25:
         while True:
             pass
 
@@ -165,7 +165,7 @@ def test_an_exception_in_the_connector(faulty):
     faulty.break_module("connector", BROKEN_CONNECTOR)
     done = faulty.run(LANE)
     assert done.returncode != 0
-    assert "planted in the connector" in faulty.status(EXTRACTION)["reason"] + done.stdout
+    assert faulty.status(EXTRACTION)["state"] == "failed"
     assert "planted in the connector" in faulty.log(EXTRACTION)
     assert faulty.left() == []
     faulty.mend()
@@ -178,13 +178,15 @@ def test_an_engine_killed_in_the_middle_of_extraction(faulty):
     kept = len(faulty.shards())
     process = faulty.start(LANE, VLLM_ENABLE_V1_MULTIPROCESSING="1")
     wait(process, lambda: len(faulty.shards()) > kept)
-    engines = [p for p in marked_processes(faulty.mark) if "EngineCore" in p.cmdline()[0]]
-    assert len(engines) == 1
-    engines[0].kill()
-    out, _ = process.communicate(timeout=120)
+    family = psutil.Process(process.pid).children(recursive=True)
+    (engine,) = [p for p in family if "EngineCore" in " ".join(p.cmdline()[:1])]
+    engine.kill()
+    process.communicate(timeout=180)
     assert process.returncode != 0
-    assert "EngineCore" in faulty.status(EXTRACTION)["reason"] + out
+    assert "EngineCore" in faulty.log(EXTRACTION)
+    assert faulty.status(EXTRACTION)["exit"] != 0
     assert faulty.left() == []
+    assert not any(p.is_running() for p in family)
     faulty.mend()
     faulty.extract_the_rest()
 
@@ -276,7 +278,7 @@ def test_a_trainer_that_is_stopped(faulty):
     train_the_rest(faulty, "stop")
 
 
-def test_nan_in_a_shard(faulty):
+def test_nan_in_a_shard(faulty, monkeypatch):
     import torch
 
     from aerie.hidden_states import Convention, Sample, Shard, Store
@@ -297,14 +299,16 @@ def test_nan_in_a_shard(faulty):
     ]
     samples[-1].states[:, -1, 3] = torch.nan
     path.unlink()
+    monkeypatch.setattr("aerie.hidden_states.check_states", lambda *_: None)
     store.write(entry["id"], samples)
     entry["bytes"] = path.stat().st_size
     (faulty.folder / LANE).write_text(json.dumps(lane))
 
     done = faulty.run(target("nan"))
     assert done.returncode != 0
-    assert "the loss is nan" in faulty.status("train_drafter/nan")["reason"]
-    assert "the loss is nan" in done.stdout
+    reason = faulty.status("train_drafter/nan")["reason"]
+    assert "the loss is nan" in reason
+    assert reason in done.stdout
     assert faulty.left() == []
     path.write_bytes(whole)
     (faulty.folder / LANE).write_bytes(manifest)
