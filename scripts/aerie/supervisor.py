@@ -390,7 +390,8 @@ class Supervisor:
             self._check_engines(now)
             idle = now - self.pace.last
             if idle > self.pace.limit():
-                self._look(now)
+                if self._looked < now:
+                    self._look(now)
                 raise Stop("stalled", self._why_stalled(idle), STALLED)
 
     def _wait_for_children(self, seconds: float) -> None:
@@ -512,8 +513,10 @@ class Supervisor:
 
     def _check_engines(self, now: float) -> None:
         """An engine whose process has died; its job should notice, but does not always."""
-        self._lost = [(t, name) for t, name in self._lost if t > self.pace.last]
-        if self._lost and self.pace.steady and now - self._lost[0][0] > ENGINE_SECONDS:
+        # A job that got on without it had no more need of it; its last words may come after it.
+        self._lost = [(t, n) for t, n in self._lost if self.pace.last < t + 2 * STATUS_SECONDS]
+        idle = now - self.pace.last
+        if self._lost and self.pace.steady and idle > ENGINE_SECONDS:
             name = self._lost[0][1]
             raise Stop("stalled", f"the engine's process {name} died and the job waits", STALLED)
 

@@ -344,8 +344,9 @@ RULE = """
 rule all:
     output: "never"
     log: "run.log"
-    shell: "{python} {supervise} --stage {{rule}} --log {{log}} --limits '{limits}' --"
-        " {python} job.py"
+    shell:
+        "{python} {supervise} --stage {{rule}} --log {{log}} --limits {limits}"
+        " -- {python} job.py"
 """
 
 
@@ -357,7 +358,7 @@ def test_when_snakemake_ends_so_does_its_job(tmp_path, how):
     rule = RULE.format(
         python=sys.executable,
         supervise=SCRIPTS / "supervise.py",
-        limits=json.dumps(QUICK).replace("{", "{{").replace("}", "}}"),
+        limits="'{{\\\"grace_seconds\\\": 1}}'",
     )
     (folder / "Snakefile").write_text(head + rule)
     job = Watched.__new__(Watched)
