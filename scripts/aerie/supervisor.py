@@ -115,7 +115,7 @@ def supervise(job: Job, watch: Watch) -> int:
         received = signal.sigtimedwait(SIGNALS, TICK_SECONDS)
         if received is not None and received.si_signo != signal.SIGCHLD:
             os.kill(supervisor, received.si_signo)
-        if snakemake is not None and not snakemake.is_running():
+        if snakemake is not None and _ended(snakemake):
             snakemake = None
             os.kill(supervisor, GONE)
         ended = reap()
@@ -135,6 +135,13 @@ def _snakemake() -> psutil.Process | None:
     """The Snakemake that started this, when it said so and is still there."""
     number = os.environ.get(SNAKEMAKE, "")
     return next((p for p in psutil.Process().parents() if str(p.pid) == number), None)
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
 
 
 def _die_with(parent: int, with_signal: int) -> None:
