@@ -441,7 +441,7 @@ class Supervisor:
         if done is not None and (not self._done or self._done[-1][1] != done):
             if self._done and done < self._done[-1][1]:
                 self._done.clear()
-            self._done.append((now, done))
+            self._done.append((line.get("time", time.time()), done))
         if isinstance(line.get("loss"), int | float):
             self._take_loss(float(line["loss"]))
 
