@@ -50,6 +50,7 @@ def measure(run: Path, steps: int, workers: int) -> None:
     from aerie import training
     from aerie.config import Drafter
     from aerie.files import read_json
+    from aerie.progress import JobProgress
     from aerie.samples import read_samples
 
     if workers < 0:
@@ -76,7 +77,8 @@ def measure(run: Path, steps: int, workers: int) -> None:
             maps=(np.load(maps / "t2d.npy"), np.load(maps / "d2t.npy")),
             samples=samples,
             folder=Path(folder),
-            on_step=lambda line, _: lines.append(line),
+            on_step=lines.append,
+            progress=JobProgress("train_drafter", 0, "steps"),
         )
     print("METRICS", json.dumps([x for x in lines if not x.get("validation")]))
 

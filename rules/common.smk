@@ -4,6 +4,8 @@ sys.path.insert(0, os.path.join(workflow.basedir, "scripts"))
 # The scripts run with the Python that Snakemake runs with (a conda environment comes before it).
 os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# So that a supervised job ends when this process is killed.
+os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
 
 from snakemake.exceptions import WorkflowError
 
@@ -93,3 +95,7 @@ MAX_GIB = (
 # Of the engine only the number format is among the params of the stages whose results are the
 # verifier's words and states: how many sequences it computes at a time changes their speed.
 DTYPE = CONFIG.engine.dtype
+# What stands before the command of a long job. Not among the params: other limits rerun nothing.
+SUPERVISE = f"python {SCRIPTS}/supervise.py --disk {STORE}"
+if limits := CONFIG.watch.model_dump(exclude_defaults=True):
+    SUPERVISE += f" --limits {shlex.quote(json.dumps(limits))}"

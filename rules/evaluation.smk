@@ -30,12 +30,13 @@ rule measure_acceptance:
         trust=trust(),
         progress=progress_of("measure_acceptance", "{name}"),
     shell:
-        "python {SCRIPTS}/measure_acceptance.py --drafter {input.drafter}"
+        "{SUPERVISE} --stage {rule} --log {log} --"
+        " python {SCRIPTS}/measure_acceptance.py --drafter {input.drafter}"
         " --verifier {input.verifier} --heldout {input.heldout} {params.prompt_sets:q}"
         " --store {STORE} --num-speculative-tokens {params.num_speculative_tokens}"
         " --max-prompts {params.max_prompts} --max-tokens {params.max_tokens}"
         " --max-length {params.max_length} --engine {params.engine:q} {params.trust}"
-        " --progress-log {params.progress} --output {output} > {log} 2>&1"
+        " --progress-log {params.progress} --output {output}"
 
 
 rule measure_speed:
@@ -63,10 +64,12 @@ rule measure_speed:
         engine=ENGINE,
         version=version_of("evaluation"),
         trust=trust(),
+        progress=progress_of("measure_speed", "{name}"),
     shell:
-        "python {SCRIPTS}/measure_speed.py --drafter {input.drafter} --verifier {input.verifier}"
+        "{SUPERVISE} --stage {rule} --log {log} --"
+        " python {SCRIPTS}/measure_speed.py --drafter {input.drafter} --verifier {input.verifier}"
         " --heldout {input.heldout} --store {STORE}"
         " --num-speculative-tokens {params.num_speculative_tokens} --prompts {params.prompts}"
         " --max-tokens {params.max_tokens} --max-length {params.max_length}"
         " --concurrency {params.concurrencies} --engine {params.engine:q} {params.trust}"
-        " --output {output} > {log} 2>&1"
+        " --progress-log {params.progress} --output {output}"

@@ -43,10 +43,11 @@ rule extract_hidden_states:
         trust=trust(),
         progress=progress_of("extract_hidden_states", "{lane}"),
     shell:
-        "python {SCRIPTS}/extract_hidden_states.py --samples {input.samples}"
+        "{SUPERVISE} --stage {rule} --log {log} --"
+        " python {SCRIPTS}/extract_hidden_states.py --samples {input.samples}"
         " --shards {input.shards} --verifier {input.verifier} --store {STORE}"
         " --layer-ids {params.layer_ids:q} --format {params.format}"
         " --last-state {params.last_state} --lane {wildcards.lane}"
         " --lanes {params.lanes} --max-length {params.max_length}"
         " --min-kept-share {params.min_kept_share} {MAX_GIB} --engine {ENGINE:q} {params.trust}"
-        " --progress-log {params.progress} --output {output} > {log} 2>&1"
+        " --progress-log {params.progress} --output {output}"

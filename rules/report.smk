@@ -30,7 +30,8 @@ rule render_report:
     params:
         run=RUN,
         drafters=list(CONFIG.drafters),
-        config=as_json(CONFIG),
+        # Other limits of the watch make no other report.
+        config=json.dumps(CONFIG.model_dump(exclude={"watch"})),
         version=version_of("report"),
     shell:
         "python {SCRIPTS}/render_report.py --run {params.run} --drafters {params.drafters}"

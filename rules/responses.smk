@@ -55,11 +55,12 @@ rule generate_responses:
         trust=trust(),
         progress=progress_of("generate_responses"),
     shell:
-        "python {SCRIPTS}/generate_responses.py --train {input.train} --heldout {input.heldout}"
+        "{SUPERVISE} --stage {rule} --log {log} --"
+        " python {SCRIPTS}/generate_responses.py --train {input.train} --heldout {input.heldout}"
         " --verifier {input.verifier} --store {STORE} --temperature {params.temperature}"
         " --top-p {params.top_p} --max-tokens {params.max_tokens}"
         " --max-length {params.max_length}"
         " --min-supervised-tokens {CONFIG.samples.min_supervised_tokens} --seed {params.seed}"
         " --capture {CAPTURE:q} {MAX_GIB} --engine {ENGINE:q} {params.trust}"
         " {params.first_turn_only} {params.endpoint_model:q} {ENDPOINTS}"
-        " --progress-log {params.progress} --output {output} > {log} 2>&1"
+        " --progress-log {params.progress} --output {output}"

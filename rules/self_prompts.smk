@@ -24,7 +24,7 @@ rule write_prompts:
         trust=trust(),
         progress=progress_of("write_prompts"),
     shell:
-        "python {SCRIPTS}/write_prompts.py --verifier {input.verifier} --store {STORE}"
+        "{SUPERVISE} --stage {rule} --log {log} --"
+        " python {SCRIPTS}/write_prompts.py --verifier {input.verifier} --store {STORE}"
         " --settings {params.settings:q} --engine {ENGINE:q} {params.trust}"
         " --progress-log {params.progress} --output {output.prompts} --report {output.report}"
-        " > {log} 2>&1"

@@ -44,8 +44,8 @@ rule train_drafter:
         trust=trust(),
         progress=progress_of("train_drafter", "{name}"),
     shell:
-        "{params.launcher} {SCRIPTS}/train_drafter.py --samples {input.samples}"
+        "{SUPERVISE} --stage {rule} --log {log} --"
+        " {params.launcher} {SCRIPTS}/train_drafter.py --samples {input.samples}"
         " --lanes {input.lanes} {params.vocabulary} --verifier {input.verifier}"
         " --store {STORE} --settings {params.settings:q} {params.trust}"
         " --progress-log {params.progress} --model {output.model} --metrics {output.metrics}"
-        " > {log} 2>&1"

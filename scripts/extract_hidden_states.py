@@ -70,6 +70,7 @@ def main() -> None:
                 trust_remote_code=args.trust_remote_code,
                 capture_ids=layer_ids,
                 staging=staging.folder,
+                progress=bar,
             )
 
         counts = fill(
@@ -79,9 +80,12 @@ def main() -> None:
             lambda samples, tokens: bar.update(samples, f"{tokens} tokens", tokens=tokens),
             staging_bytes=staging.limit if staging else 0,
             min_kept_share=args.min_kept_share,
+            beat=bar.beat,
         )
-    counts["seconds"] = round(time.monotonic() - start, 1)
-    write_json(args.output, describe_lane(work, counts, args.min_kept_share))
+        counts["seconds"] = round(time.monotonic() - start, 1)
+        bar.enter("finishing")
+        lane = describe_lane(work, counts, args.min_kept_share, bar.beat)
+    write_json(args.output, lane)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def open_engine(
     model: Path,
     layer_ids: list[int] | None,
     staging: Path | None,
+    progress: JobProgress,
 ):
     """What answers: endpoints where the arguments name some, else an engine of this job."""
     from aerie.endpoint import Endpoints
@@ -44,6 +45,7 @@ def open_engine(
         seed=args.seed,
         capture_ids=layer_ids,
         staging=staging,
+        progress=progress,
     )
 
 
@@ -127,6 +129,11 @@ def main() -> None:
         capture, layer_ids = None, None
         try:
             with contextlib.ExitStack() as stack:
+                # Endpoints answer when they will; `Endpoints` itself knows how long they may take.
+                phase = "waiting" if args.endpoint else "loading"
+                progress = stack.enter_context(
+                    JobProgress("generate_responses", missing, "records", args.progress_log, phase)
+                )
                 staging = None
                 if args.capture:
                     layer_ids = resolve_layer_ids(args.capture["layer_ids"], verifier["num_layers"])
@@ -147,13 +154,11 @@ def main() -> None:
                         greedy=args.temperature == 0,
                         staging_bytes=staging.limit,
                         max_gib=args.max_gib,
+                        beat=progress.beat,
                     )
-                progress = stack.enter_context(
-                    JobProgress("generate_responses", missing, "records", args.progress_log)
-                )
                 folder = staging.folder if staging else None
                 engine = stack.enter_context(
-                    open_engine(args, model_name, template, model, layer_ids, folder)
+                    open_engine(args, model_name, template, model, layer_ids, folder, progress)
                 )
                 load_seconds = time.monotonic() - start
                 responses.generate(

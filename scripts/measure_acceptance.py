@@ -70,6 +70,7 @@ def main() -> None:
                 drafter=args.drafter,
                 num_speculative_tokens=args.num_speculative_tokens,
                 count=True,
+                progress=progress,
             ) as engine,
         ):
             found = measure_acceptance(

@@ -64,6 +64,7 @@ def main() -> None:
             prompts,
             args.max_tokens,
             args.concurrency,
+            args.progress_log,
         )
         write_json(kept, {**found, "settings": settings, "machine": describe_machine()})
     write_json(args.output, read_json(kept))

@@ -70,14 +70,13 @@ def _train(args, verifier, lanes, rows, folder: Path) -> None:
     maps = None
     if args.vocabulary:
         maps = tuple(np.load(args.vocabulary / f"{n}.npy") for n in ("t2d", "d2t"))
-    bar: list[JobProgress] = []
+    log = args.progress_log if os.environ.get("RANK", "0") == "0" else None
+    bar = JobProgress("train_drafter", 0, "steps", log, phase="loading")
 
-    def on_step(line, total):
-        if not bar:
-            bar.append(JobProgress("train_drafter", total, "steps", args.progress_log))
+    def on_step(line):
         if not line.get("validation"):
             note = f"loss {line['loss']:.3f}"
-            bar[0].update(line["step"] + 1, note, loss=line["loss"], accuracy=line["accuracy"])
+            bar.update(line["step"] + 1, note, loss=line["loss"], accuracy=line["accuracy"])
 
     packing = run_training(
         settings=args.settings,
@@ -88,10 +87,10 @@ def _train(args, verifier, lanes, rows, folder: Path) -> None:
         samples=place_samples(rows, lanes, args.store),
         folder=folder,
         on_step=on_step,
+        progress=bar,
         trust_remote_code=args.trust_remote_code,
     )
-    if bar:
-        bar[0].close()
+    bar.close()
     if os.environ.get("RANK", "0") == "0":
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         lines = read_metrics(folder / "metrics.jsonl")

@@ -39,6 +39,7 @@ def main() -> None:
             max_model_len=len(turn.header) + settings.max_tokens,
             trust_remote_code=args.trust_remote_code,
             seed=settings.seed,
+            progress=progress,
         )
 
     with JobProgress("write_prompts", settings.number, "prompts", args.progress_log) as progress:

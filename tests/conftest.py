@@ -1,6 +1,7 @@
 """Tiny verifiers, made in the test: real architectures, random weights, a trained tokenizer."""
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +134,20 @@ def run_python(code: str, timeout: float = 300, **variables: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Processes with this value of the environment variable MARK, wherever they went."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                process.environ().get("MARK") == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.cmdline()
+            ):
+                found.append(process)
+    return found
 
 
 class Project:

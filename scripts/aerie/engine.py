@@ -10,6 +10,7 @@ from typing import Any
 
 from aerie.files import InputError, is_disk_full
 from aerie.machine import computes_bf16
+from aerie.progress import JobProgress
 
 WRITE_SECONDS = 300.0
 """How long the engine may take to write the states of the last requests."""
@@ -63,6 +64,7 @@ class Engine:
     of these layers (sorted; the last id may be the number of layers) for every request, as files
     in the folder `staging`.
     `drafter`: folder of a drafter that speculates `num_speculative_tokens` tokens a step.
+    `progress`: told of the load and of every step, which may come long before an answer.
     """
 
     def __init__(
@@ -78,7 +80,11 @@ class Engine:
         drafter: Path | None = None,
         num_speculative_tokens: int = 0,
         count: bool = False,
+        progress: JobProgress | None = None,
     ):
+        self.progress = progress
+        if progress is not None:
+            progress.enter("loading")
         _prepare_environment(settings)
         from vllm import LLM
 
@@ -141,6 +147,8 @@ class Engine:
             # proposals the states and answers are the same, 1.3 times as fast
             # (benchmarks/one_pass.py).
             self.llm.llm_engine.engine_core.engine_core.check_for_draft_tokens = False
+        if progress is not None:
+            progress.enter("working")
 
     def run(
         self,
@@ -198,6 +206,8 @@ class Engine:
                     outputs = engine.step()
                 except Exception as error:
                     raise EngineDied(f"{type(error).__name__}: {error}") from error
+                if outputs and self.progress is not None:
+                    self.progress.beat(len(outputs))
                 for output in outputs:
                     if output.finished:
                         request = flying.pop(output.request_id)

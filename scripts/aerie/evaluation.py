@@ -9,6 +9,7 @@ from typing import Any
 
 from aerie.engine import Engine, Request
 from aerie.files import InputError
+from aerie.progress import JobProgress
 
 EVALUATION_VERSION = 1
 """Raised when the same drafter and prompts would be measured differently."""
@@ -62,21 +63,35 @@ def measure_acceptance(
 
 
 def time_prompts(
-    engine_arguments: dict[str, Any], prompts: list[list[int]], max_tokens: int, runs: list[int]
+    engine_arguments: dict[str, Any],
+    prompts: list[list[int]],
+    max_tokens: int,
+    runs: list[int],
+    progress_log: Path | None = None,
+    before: int = 0,
 ) -> list[dict[str, Any]]:
     """Tokens per second and seconds per output token, for each concurrency in `runs`.
 
     One untimed prompt comes first. `time_per_output_token_s` is the mean over requests of a
-    request's share of the engine's time: concurrency x seconds / tokens.
+    request's share of the engine's time: concurrency x seconds / tokens. Progress counts on from
+    `before` prompts, of two such timings.
     """
-    with Engine(**engine_arguments) as engine:
+    total = 2 * len(runs) * len(prompts)
+    with (
+        JobProgress("measure_speed", total, "prompts", progress_log, phase="loading") as progress,
+        Engine(**engine_arguments, progress=progress) as engine,
+    ):
+        progress.begin(before, total)
         for _ in engine.run(iter([Request("warm-up", prompts[0], 8)])):
             pass
         found = []
         for concurrency in runs:
             start = time.perf_counter()
             requests = (Request(f"{concurrency}/{i}", p, max_tokens) for i, p in enumerate(prompts))
-            answers = list(engine.run(requests, concurrency=concurrency))
+            answers = []
+            for answer in engine.run(requests, concurrency=concurrency):
+                answers.append(answer)
+                progress.update(progress.done + 1)
             seconds = time.perf_counter() - start
             tokens = sum(len(a.tokens) for a in answers)
             found.append(
@@ -99,6 +114,7 @@ def measure_speed(
     prompts: list[list[int]],
     max_tokens: int,
     concurrencies: list[int],
+    progress_log: Path | None = None,
 ) -> dict[str, Any]:
     """Speed without and with the drafter: same prompts, same engine settings, one after the other.
 
@@ -114,9 +130,12 @@ def measure_speed(
     }
     found: dict[str, Any] = {}
     context = multiprocessing.get_context("spawn")
-    for name, arguments in sides.items():
+    for side, (name, arguments) in enumerate(sides.items()):
+        before = side * len(concurrencies) * len(prompts)
         with ProcessPoolExecutor(1, mp_context=context) as pool:
-            timed = pool.submit(time_prompts, arguments, prompts, max_tokens, concurrencies)
+            timed = pool.submit(
+                time_prompts, arguments, prompts, max_tokens, concurrencies, progress_log, before
+            )
             found[name] = timed.result()
     found["speedup"] = [
         {

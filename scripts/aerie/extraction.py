@@ -55,9 +55,15 @@ def facts_path(shard: Path) -> Path:
     return shard.with_suffix(".json")
 
 
-def put_shard(store: Store, shard: str, samples: list[Sample], left_out: dict[str, str]) -> None:
+def put_shard(
+    store: Store,
+    shard: str,
+    samples: list[Sample],
+    left_out: dict[str, str],
+    beat: Callable[[], None] = lambda: None,
+) -> None:
     """Write a shard, and beside it its size and checksum and which samples it lacks, and why."""
-    path = store.write(shard, samples)
+    path = store.write(shard, samples, beat)
     write_facts(path, left_out)
 
 
@@ -277,8 +283,10 @@ class Filler:
         progress: Callable[[int, int], None],
         staging_bytes: int,
         min_kept_share: float,
+        beat: Callable[[], None],
     ):
         self.work, self.progress, self.limit = work, progress, staging_bytes
+        self.beat = beat
         wanted = len(work.keys)
         self.may_lose = wanted - math.ceil(min_kept_share * wanted)
         self.min_kept_share = min_kept_share
@@ -451,7 +459,8 @@ class Filler:
                 self.work.keys[i]: self.quarantined[i] for i in shard["samples"] if i not in samples
             }
             try:
-                put_shard(self.work.store, shard["id"], list(samples.values()), left_out)
+                found = list(samples.values())
+                put_shard(self.work.store, shard["id"], found, left_out, self.beat)
             except BadStates:
                 wrong = self.find_wrong(samples)
                 if not wrong:
@@ -534,15 +543,17 @@ def fill(
     *,
     staging_bytes: int,
     min_kept_share: float,
+    beat: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Extract what is missing and write the shards; return counts and the quarantined samples.
 
     The engine is started only when a sample has to be extracted. `progress(samples, tokens)`.
-    `staging_bytes`: states that may wait for their shard at a time. Raises `InputError` as soon as
-    fewer than `min_kept_share` of the lane's samples can be kept, `BadStates` when what the engine
-    gives is wrong throughout, `EngineDied`.
+    `staging_bytes`: states that may wait for their shard at a time. `beat` is called for each
+    sample that was written, by the threads that write: the engine may wait for them. Raises
+    `InputError` as soon as fewer than `min_kept_share` of the lane's samples can be kept,
+    `BadStates` when what the engine gives is wrong throughout, `EngineDied`.
     """
-    filler = Filler(work, teacher, progress, staging_bytes, min_kept_share)
+    filler = Filler(work, teacher, progress, staging_bytes, min_kept_share, beat)
     copied = sum(work.keys[i] in work.found for s in work.missing for i in s["samples"])
     filler.run(start_engine)
     return {
@@ -561,9 +572,15 @@ def too_few(keys: dict[str, str], quarantined: dict[str, str], min_kept_share: f
     )
 
 
-def describe_lane(work: LaneWork, counts: dict[str, Any], min_kept_share: float) -> dict[str, Any]:
+def describe_lane(
+    work: LaneWork,
+    counts: dict[str, Any],
+    min_kept_share: float,
+    beat: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """The lane's manifest: its shards with sizes and checksums, and what was left out.
 
+    `beat` is called for each shard that was read: of terabytes that takes a while.
     Raises `InputError` when a smaller share of the samples than `min_kept_share` is there.
     """
     entries, kept, omitted = [], 0, 0
@@ -587,6 +604,7 @@ def describe_lane(work: LaneWork, counts: dict[str, Any], min_kept_share: float)
                 "checksum": facts["checksum"],
             }
         )
+        beat()
     if kept < min_kept_share * len(work.keys):
         raise InputError(too_few(work.keys, counts["quarantined"], min_kept_share))
     c = work.store.convention

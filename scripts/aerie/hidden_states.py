@@ -11,7 +11,7 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -390,9 +390,11 @@ class Store:
         supervised = self.convention.last_state == "supervised"
         return sample_key(tokens, loss_mask if supervised else None)
 
-    def write(self, shard: str, samples: list[Sample]) -> Path:
+    def write(
+        self, shard: str, samples: list[Sample], beat: Callable[[], None] = lambda: None
+    ) -> Path:
         """Check and write a shard; nothing bears its name before it was opened and its first
-        sample read back.
+        sample read back. `beat` is called for each sample that was packed.
 
         Raises `BadStates` for states that fail `check_states`, and for two samples of different
         tokens with the same states.
@@ -463,6 +465,7 @@ class Store:
                         file.add(f"{name}.exponents", "U8", (len(high),), high)
                         file.add(f"{name}.low", "U8", (len(low),), low)
                         file.add(f"{name}.rest", "U8", rest.shape, rest)
+                    beat()
                 file.finish()
             with Shard(temporary) as written:
                 written.read(0)

@@ -252,7 +252,8 @@ class Capture:
     Left to the extraction stage: a group with an answer that came without states (kept from an
     earlier run), one whose states fail a check, and one that is begun while `staging_bytes` of
     states wait for others already. `max_gib`: see `extraction.check_room`; what does not fit on
-    the disk any more stops the job.
+    the disk any more stops the job. `beat`: called for each sample written, by the thread that
+    writes.
     """
 
     def __init__(
@@ -265,9 +266,10 @@ class Capture:
         greedy: bool,
         staging_bytes: int,
         max_gib: float | None = None,
+        beat: Callable[[], None] = lambda: None,
     ):
         self.store, self.teacher, self.limits, self.greedy = store, teacher, limits, greedy
-        self.staging_bytes, self.max_gib = staging_bytes, max_gib
+        self.staging_bytes, self.max_gib, self.beat = staging_bytes, max_gib, beat
         self.groups: list[tuple[str, list[dict[str, Any]]]] = []
         self.group_of: dict[str, int] = {}
         for split, records in splits.items():
@@ -362,7 +364,7 @@ class Capture:
                 chosen.append((row.id, states, following[-TEACHER_TOKENS:]))
             for identity, reason in misled(self.teacher, chosen, self.greedy).items():
                 raise BadStates(f"sample {identity}: {reason}")
-            put_shard(self.store, shard["id"], samples, {})
+            put_shard(self.store, shard["id"], samples, {}, self.beat)
             self.shards += 1
             self.tokens += shard["tokens"]
         except BadStates as error:

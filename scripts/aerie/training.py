@@ -34,6 +34,7 @@ from aerie.files import InputError, digest, read_json, sync_folder, write_json
 from aerie.hidden_states import BadStates, Shard, Store
 from aerie.machine import computes_bf16
 from aerie.packing import count_cuts, cut_sample, pack_epoch, padding_share
+from aerie.progress import JobProgress
 from aerie.samples import Row
 
 logger = logging.getLogger(__name__)
@@ -266,6 +267,11 @@ def place_samples(
 # Training
 
 
+ZERO_STEPS = 20
+"""Steps in a row with an accuracy of exactly 0, after the warm-up, that end a training. A single
+small batch can miss every token by chance."""
+
+
 class Recorder(logging.Handler):
     """Writes speculators' metric records as JSON lines, and stops a training that went wrong.
 
@@ -274,8 +280,16 @@ class Recorder(logging.Handler):
     waiting for data); one of validation has `validation: true` and no speed.
     """
 
-    def __init__(self, path: Path, resume_step: int, on_step: Callable[[dict[str, Any]], None]):
+    def __init__(
+        self,
+        path: Path,
+        resume_step: int,
+        on_step: Callable[[dict[str, Any]], None],
+        warmup_steps: int = 0,
+    ):
         super().__init__()
+        self.warmup_steps = warmup_steps
+        self._zeros = 0
         kept = []
         if path.is_file():
             for text in path.read_text(encoding="utf-8").splitlines():
@@ -317,11 +331,29 @@ class Recorder(logging.Handler):
             line["wait_share"] = round(profile.get("queue_ms", 0) / profile["step_ms"], 5)
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
-        if not math.isfinite(line["loss"]):
-            raise TrainingFailed(f"step {line['step']}: the loss is {line['loss']}")
-        if values.get("error_records"):
-            raise TrainingFailed(f"step {line['step']}: the trainer dropped samples")
+        self._check(line, values)
         self.on_step(line)
+
+    def _check(self, line: dict[str, Any], values: dict[str, float]) -> None:
+        """Raise `TrainingFailed` on what no healthy training shows."""
+        place = f"{'validation after ' if 'validation' in line else ''}step {line['step']}"
+        if not math.isfinite(line["loss"]):
+            raise TrainingFailed(f"{place}: the loss is {line['loss']}")
+        if values.get("error_records"):
+            raise TrainingFailed(f"{place}: the trainer dropped samples")
+        if line["loss"] == 0:
+            raise TrainingFailed(
+                f"{place}: the loss is exactly 0, so nothing is supervised; look at a few samples "
+                "with `make inspect`"
+            )
+        if "validation" in line or line["step"] < self.warmup_steps:
+            return
+        self._zeros = 0 if any(line["accuracy"]) else self._zeros + 1
+        if self._zeros >= ZERO_STEPS:
+            raise TrainingFailed(
+                f"{place}: the accuracy has been exactly 0 for {ZERO_STEPS} steps after the "
+                "warm-up; the states and the tokens they are compared with do not belong together"
+            )
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise
@@ -340,12 +372,20 @@ class ShardTrainer(Trainer):
     position in the epoch included, `step-N/order.json` what the order of the samples was (see
     `describe_order`). Only the newest is kept. No random number is drawn after the weights are
     made and each epoch's order comes from the seed and the epoch alone, so there is no other
-    random state to keep.
+    random state to keep. `progress` is told what the trainer is at.
     """
 
-    def __init__(self, *args: Any, checkpoints: Path, order: dict[str, Any], **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        checkpoints: Path,
+        order: dict[str, Any],
+        progress: JobProgress,
+        **kwargs: Any,
+    ):
         self.checkpoints = checkpoints
         self.order = order
+        self.progress = progress
         super().__init__(*args, **kwargs)
 
     def setup_trainer(self) -> None:
@@ -353,6 +393,19 @@ class ShardTrainer(Trainer):
             self.device_type = "cpu"
             self.local_rank = torch.device("cpu")
         super().setup_trainer()
+
+    def train_epoch(self, epoch: int, **kwargs: Any) -> None:
+        self.progress.enter("working")
+        super().train_epoch(epoch, **kwargs)
+
+    def val_epoch(self, epoch: int) -> dict[str, float] | None:
+        self.progress.enter("validating")
+        return super().val_epoch(epoch)
+
+    def _maybe_val_sync(self, batch_index: int) -> None:
+        # speculators calls it for every batch of a validation.
+        self.progress.beat()
+        super()._maybe_val_sync(batch_index)
 
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
         # speculators saves an epoch's end before it is validated; killed between the two, the
@@ -364,6 +417,8 @@ class ShardTrainer(Trainer):
         self._save(epoch, 0)
 
     def _save(self, epoch: int, local_step: int) -> None:
+        before = self.progress.phase
+        self.progress.enter("saving")
         temporary = self.checkpoints / ".writing"
         if self.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -387,6 +442,7 @@ class ShardTrainer(Trainer):
             sync_folder(self.checkpoints)
             for old in whole_checkpoints(self.checkpoints)[:-1]:
                 shutil.rmtree(old, ignore_errors=True)
+        self.progress.enter(before)
 
 
 def orthogonalize(
@@ -449,16 +505,18 @@ def run_training(
     maps: tuple[np.ndarray, np.ndarray] | None,
     samples: dict[str, tuple[list[Row], list[tuple[str, int]]]],
     folder: Path,
-    on_step: Callable[[dict[str, Any], int], None],
+    on_step: Callable[[dict[str, Any]], None],
+    progress: JobProgress,
     trust_remote_code: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Train in `folder` from its last whole checkpoint on; leave `model/` and `metrics.jsonl`.
 
     `settings`: the keys of a drafter in the configuration. `verifier_name`: what the drafter's
     configuration calls the verifier. `layer_ids`: those fed to the
-    drafter. `maps`: `t2d`, `d2t`; None for the full vocabulary. `on_step(line, total_steps)` gets
-    each metrics line. Returns how the samples were packed, by split (`describe_packing`). Raises
-    `TrainingFailed` when the last validation is missing, or when a shard is damaged.
+    drafter. `maps`: `t2d`, `d2t`; None for the full vocabulary. `on_step(line)` gets each metrics
+    line. `progress`: told of the phases and of the steps to do. Returns how the samples were
+    packed, by split (`describe_packing`). Raises `TrainingFailed` when the last validation is
+    missing, or when a shard is damaged.
     """
     from speculators.train.distributed import maybe_destroy_distributed, maybe_setup_distributed
 
@@ -532,6 +590,7 @@ def run_training(
     train_kwargs, val_kwargs = model_class.get_trainer_kwargs(**arguments)
     order = describe_order(loaders["train"].batch_sampler, settings["epochs"])
     total = order["steps"]
+    warmup_steps = max(1, round(total * settings["warmup_share"]))
     if found and (before := read_json(found[-1] / "order.json")) != order:
         raise TrainingFailed(
             f"{found[-1]}: was made with the samples in another order ({before}) than this "
@@ -549,7 +608,7 @@ def run_training(
             val_call_kwargs=val_kwargs,
             optimizer=settings["optimizer"],
             scheduler_type="linear",
-            scheduler_warmup_steps=max(1, round(total * settings["warmup_share"])),
+            scheduler_warmup_steps=warmup_steps,
             scheduler_total_steps=total,
             checkpoint_freq=settings["checkpoint_share"],
             hidden_states_dtype=dtype,
@@ -558,12 +617,14 @@ def run_training(
         loaders["heldout"],
         checkpoints=checkpoints,
         order=order,
+        progress=progress,
     )
+    progress.begin(trainer.global_step, total)
     metrics = folder / "metrics.jsonl"
     metrics_logger = logging.getLogger("speculators.metrics")
     metrics_logger.setLevel(logging.INFO)
     if trainer.rank == 0:
-        recorder = Recorder(metrics, trainer.global_step, lambda line: on_step(line, total))
+        recorder = Recorder(metrics, trainer.global_step, on_step, warmup_steps)
         metrics_logger.addHandler(recorder)
     try:
         trainer.run_training()

@@ -460,6 +460,10 @@ class Triage:
         else:
             self._overflow.count += 1
 
+    def so_far(self) -> list[Finding]:
+        """Findings of a log that goes on, in no order; without a traceback that has not ended."""
+        return [*self._found.values(), *filter(None, [self._overflow])]
+
     def finish(self) -> list[Finding]:
         """All findings, the gravest first; what only follows from another comes after it."""
         for stream in list(self._open):
@@ -467,8 +471,9 @@ class Triage:
         for key, end in self._ends.items():
             if key in self._found and self._outside - end < LAST_LINES:
                 self._found[key].level = "fatal"
-        found = [*self._found.values(), *filter(None, [self._overflow])]
-        return sorted(found, key=lambda f: (ORDER.index(f.level), f.consequence, f.first_line))
+        return sorted(
+            self.so_far(), key=lambda f: (ORDER.index(f.level), f.consequence, f.first_line)
+        )
 
 
 # Files

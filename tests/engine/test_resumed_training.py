@@ -17,6 +17,7 @@ if __name__ == "__main__":
     from aerie import training
     from aerie.config import Drafter
     from aerie.hidden_states import Convention, Sample, Store
+    from aerie.progress import JobProgress
     from aerie.samples import Row
 
     root = Path({root!r})
@@ -66,7 +67,7 @@ if __name__ == "__main__":
         ).model_dump()
         settings["loader_workers"] = workers
 
-        def on_step(line, total):
+        def on_step(line):
             if line["step"] == kill_at and not line.get("validation"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -80,6 +81,7 @@ if __name__ == "__main__":
             samples=training.place_samples(rows, [manifest], root),
             folder=folder,
             on_step=on_step,
+            progress=JobProgress("train_drafter", 0, "steps"),
         )
         lines = training.read_metrics(folder / "metrics.jsonl")
         return {{

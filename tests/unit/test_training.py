@@ -104,11 +104,11 @@ def test_an_answer_longer_than_a_sequence_is_learned_once(shard):
 
 
 def test_the_order_does_not_depend_on_which_lane_made_a_shard(tmp_path):
-    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 4))
+    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 8))
     entries, rows = [], {}
     for name in "cab":
         tokens = torch.arange(ord(name), ord(name) + 5)
-        path = store.write(name * 32, [Sample(name, tokens, torch.randn(5, 3, 4).bfloat16())])
+        path = store.write(name * 32, [Sample(name, tokens, torch.randn(5, 3, 8).bfloat16())])
         entries.append({"file": path.name, "bytes": path.stat().st_size, "samples": [name]})
         rows[name] = Row(name, name, "s", "train", tokens.tolist(), [True] * 5, 2, 2)
     convention = {"key": store.convention.key}
@@ -157,9 +157,14 @@ def record(**message):
     return found
 
 
-def train_message(step, loss, dropped=0.0):
+def train_message(step, loss, dropped=0.0, accuracy=0.5):
     return record(
-        train={"loss": loss, "full_acc_0": 0.5, "full_acc_1": 0.2, "error_records": dropped},
+        train={
+            "loss": loss,
+            "full_acc_0": accuracy,
+            "full_acc_1": 0.4 * accuracy,
+            "error_records": dropped,
+        },
         profile={"tokens_per_s": 100.0, "queue_ms": 1.0, "step_ms": 100.0},
         epoch=0,
         lr={"Muon": 0.01, "AdamW": 0.01},
@@ -185,7 +190,11 @@ def test_metrics_of_a_resumed_training_hold_each_step_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("loss", "dropped", "message"),
-    [(float("nan"), 0.0, "the loss is nan"), (1.0, 2.0, "dropped samples")],
+    [
+        (float("nan"), 0.0, "the loss is nan"),
+        (1.0, 2.0, "dropped samples"),
+        (0.0, 0.0, "exactly 0"),
+    ],
 )
 def test_a_training_that_went_wrong_is_stopped(tmp_path, loss, dropped, message):
     recorder = Recorder(tmp_path / "metrics.jsonl", 0, lambda _: None)
@@ -193,6 +202,18 @@ def test_a_training_that_went_wrong_is_stopped(tmp_path, loss, dropped, message)
     logger.addHandler(recorder)
     with pytest.raises(TrainingFailed, match=message):
         logger.handle(train_message(3, loss, dropped))
+
+
+def test_an_accuracy_that_stays_zero_after_the_warm_up_stops_the_training(tmp_path):
+    recorder = Recorder(tmp_path / "metrics.jsonl", 0, lambda _: None, warmup_steps=100)
+    for step in range(100):
+        recorder.emit(train_message(step, 1.0, accuracy=0.0))  # nothing is learnt yet
+    for step in range(100, 115):
+        recorder.emit(train_message(step, 1.0, accuracy=0.0))
+    recorder.emit(train_message(115, 1.0, accuracy=0.01))  # one hit, and it counts anew
+    with pytest.raises(TrainingFailed, match="step 135: the accuracy has been exactly 0"):
+        for step in range(116, 200):
+            recorder.emit(train_message(step, 1.0, accuracy=0.0))
 
 
 def test_float32_muon_iterates_as_torch_does():

@@ -66,6 +66,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hidden_states.lanes": {"hidden_states": {"lanes": 2}},
     "hidden_states.samples_per_shard": {"hidden_states": {"samples_per_shard": 32}},
     "hidden_states.format": {"hidden_states": {"format": "raw"}},
+    "hidden_states.last_state": {"hidden_states": {"last_state": "supervised"}},
+    "hidden_states.max_gib": {"hidden_states": {"max_gib": 500}},
     "hidden_states.min_kept_share": {"hidden_states": {"min_kept_share": 0.5}},
     "engine.dtype": {"engine": {"dtype": "float32"}},
     "engine.max_num_seqs": {"engine": {"max_num_seqs": 16}},
@@ -108,6 +110,20 @@ CHANGES: dict[str, dict[str, Any]] = {
             "min_letter_share": 0,
             "max_repeated_share": 1,
             "near_duplicates": None,
+        }.items()
+    },
+    **{
+        f"watch.{key}": {"watch": {key: value}}
+        for key, value in {
+            "stall_seconds": 90,
+            "stall_gaps": 5,
+            "load_seconds": 60,
+            "stages": {"train_drafter": {"stall_seconds": 300}},
+            "grace_seconds": 5,
+            "min_free_gib": 10,
+            "loss_spike": 2,
+            "loss_divergence": 2,
+            "stop_on_divergence": True,
         }.items()
     },
     **{
@@ -313,7 +329,8 @@ def finished(tmp_path_factory) -> Iterator[Project]:
     """A project in which everything seems to have run, its verifier in a folder."""
     project = Project(tmp_path_factory.mktemp("reruns") / "project")
     for path in (project.folder / "scripts").glob("*.py"):
-        path.write_text(STAND_IN)
+        if path.name != "supervise.py":
+            path.write_text(STAND_IN)
     verifier = project.folder / "verifier"
     verifier.mkdir()
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"):

@@ -1,0 +1,321 @@
+"""Faults forced upon the real jobs: seen, explained, ended with nothing left, and gone on from.
+
+What is broken is a copy of the workflow: code is added to the end of a module of the copy.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from conftest import Project, marked_processes
+from test_whole_way import configuration, logs, write_prompts
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+SLOW_ANSWERS = """
+def _slowly(run):
+    def slow(self, *arguments, **options):
+        for answer in run(self, *arguments, **options):
+            time.sleep(0.1)
+            yield answer
+    return slow
+
+Engine.run = _slowly(Engine.run)
+"""
+BROKEN_CONNECTOR = """
+_calls = []
+_submit = HiddenStatesConnector._submit_async_write
+
+def _broken(self, pending):
+    _calls.append(pending)
+    if len(_calls) > 60:
+        raise RuntimeError("planted in the connector")
+    _submit(self, pending)
+
+HiddenStatesConnector._submit_async_write = _broken
+"""
+ENDLESS_LOOP = """
+_emit = Recorder.emit
+
+def endless_loop(self, record):
+    _emit(self, record)
+    if record.msg.get("global_step") == 25:
+        while True:
+            pass
+
+Recorder.emit = endless_loop
+"""
+
+
+class Faulty:
+    """A project whose samples are there; drafters `nan`, `loop` and `stop` are to be trained."""
+
+    def __init__(self, folder: Path, verifier: Path):
+        self.project = Project(folder)
+        self.folder = self.project.folder
+        write_prompts(self.folder / "prompts.jsonl", 160)
+        write_prompts(self.folder / "other.jsonl", 5, seed=1)
+        values = configuration(verifier, "f", generation={"capture": False})
+        base = {**values["drafters"]["base"], "epochs": 1, "checkpoint_share": 0.1}
+        values["drafters"] = {n: {**base, "seed": i} for i, n in enumerate(("nan", "loop", "stop"))}
+        values["watch"] = {"stall_seconds": 5, "stall_gaps": 5, "grace_seconds": 5}
+        values["watch"]["min_free_gib"] = 0
+        (self.folder / "config/config.yaml").write_text(yaml.safe_dump(values))
+        self.mark = f"aerie-faults-{os.getpid()}"
+
+    def run(self, *targets: str, **variables: str) -> subprocess.CompletedProcess:
+        process = self.start(*targets, **variables)
+        out, _ = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(targets, process.returncode, out, "")
+
+    def start(self, *targets: str, **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            self.command(*targets),
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": "", "MARK": self.mark, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def command(self, *targets: str) -> list[str]:
+        snakemake = [sys.executable, "-m", "snakemake", "--cores", "2", "--retries", "0"]
+        return [*snakemake, "--nolock", "--rerun-incomplete", *targets]
+
+    def succeed(self, *targets: str) -> None:
+        done = self.run(*targets)
+        assert done.returncode == 0, logs(self.project, done)
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"results/f/logs/{name}.log"
+        return path.read_text() if path.is_file() else ""
+
+    def status(self, name: str) -> dict:
+        return self.project.read(f"results/f/logs/{name}.status.json")
+
+    def break_module(self, name: str, code: str) -> None:
+        path = self.folder / f"scripts/aerie/{name}.py"
+        shutil.copy2(path, path.with_suffix(".whole"))
+        with path.open("a") as file:
+            file.write(code)
+
+    def mend(self) -> None:
+        for path in (self.folder / "scripts/aerie").glob("*.whole"):
+            path.replace(path.with_suffix(".py"))
+
+    def left(self) -> list[str]:
+        """Processes that outlived their run; a moment is given to those that end."""
+        end = time.time() + 20
+        while (found := marked_processes(self.mark)) and time.time() < end:
+            time.sleep(0.1)
+        return [" ".join(p.cmdline()) for p in found]
+
+    # Extraction
+
+    def shards(self) -> set[Path]:
+        return set((self.folder / "results/store/hidden_states").glob("*/*.safetensors"))
+
+    def forget_shards(self) -> None:
+        """Leave two shards, so that there is work, and something to go on from."""
+        (self.folder / LANE).unlink(missing_ok=True)
+        for path in sorted(self.shards())[2:]:
+            path.unlink()
+
+    def extract_the_rest(self) -> dict:
+        """The next run; the lane's manifest, after a look that nothing was done twice."""
+        before = {path: path.stat().st_mtime_ns for path in self.shards()}
+        assert before, "no shard was kept"
+        self.succeed(LANE)
+        assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+        lane = self.project.read(LANE)
+        assert 0 < lane["extracted_samples"] < lane["samples"]
+        return lane
+
+
+LANE = "results/f/hidden_states/lane-0.json"
+EXTRACTION = "extract_hidden_states/0"
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory, tiny_verifier):
+    made = Faulty(tmp_path_factory.mktemp("faults") / "project", tiny_verifier)
+    made.succeed(LANE)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def whole_afterwards(faulty):
+    yield
+    faulty.mend()
+    for process in marked_processes(faulty.mark):
+        process.kill()
+
+
+def test_an_exception_in_the_connector(faulty):
+    faulty.forget_shards()
+    faulty.break_module("connector", BROKEN_CONNECTOR)
+    done = faulty.run(LANE)
+    assert done.returncode != 0
+    assert faulty.status(EXTRACTION)["state"] == "failed"
+    assert "planted in the connector" in faulty.log(EXTRACTION)
+    assert faulty.left() == []
+    faulty.mend()
+    faulty.extract_the_rest()
+
+
+def test_an_engine_killed_in_the_middle_of_extraction(faulty):
+    faulty.forget_shards()
+    faulty.break_module("engine", SLOW_ANSWERS)
+    kept = len(faulty.shards())
+    process = faulty.start(LANE, VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    wait(process, lambda: len(faulty.shards()) > kept)
+    family = psutil.Process(process.pid).children(recursive=True)
+    (engine,) = [p for p in family if "EngineCore" in " ".join(p.cmdline()[:1])]
+    engine.kill()
+    out, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, out  # it went on with another engine
+    assert "EngineCore" in faulty.log(EXTRACTION)
+    assert faulty.status(EXTRACTION)["state"] == "done"
+    assert faulty.left() == []
+    assert not any(p.is_running() for p in family)
+    lane = faulty.project.read(LANE)
+    assert lane["quarantined"] == {}
+    assert 0 < lane["extracted_samples"] < lane["samples"]
+
+
+def test_a_disk_that_fills_up(faulty):
+    may = subprocess.run(["unshare", "-Urm", "true"], check=False, capture_output=True)
+    if may.returncode:
+        pytest.skip("a small file system cannot be mounted here without being root")
+    faulty.forget_shards()
+    store = faulty.folder / "results/store/hidden_states"
+    kept = faulty.folder / "kept"
+    script = 'cp -r "$1" "$2" && mount -t tmpfs -o size=3m small "$1" && cp -r "$2"/. "$1"; shift'
+    # What it wrote must outlast the mount, to be gone on from.
+    script += '; "${@:2}"; status=$?; cp -r "$STORE"/. "$1"; exit $status'
+    done = subprocess.run(
+        ["unshare", "-Urm", "bash", "-c", script, "-", store, kept, *faulty.command(LANE)],
+        cwd=faulty.folder,
+        env={**os.environ, "PYTHONPATH": "", "MARK": faulty.mark, "STORE": str(store)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "the disk is full" in faulty.log(EXTRACTION)
+    assert "the disk is full" in done.stdout + done.stderr
+    assert faulty.left() == []
+    shutil.rmtree(store)
+    kept.rename(store)
+    assert not list(store.rglob(".*"))  # nothing half-written
+    faulty.extract_the_rest()
+
+
+# Training
+
+
+def wait(process: subprocess.Popen, condition, timeout: float = 240) -> None:
+    end = time.time() + timeout
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.time() < end, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def target(name: str) -> str:
+    return f"results/f/drafters/{name}/metrics.jsonl"
+
+
+def train_the_rest(faulty, name: str) -> None:
+    """The next run goes on from a checkpoint, and every step is there once."""
+    faulty.succeed(target(name))
+    assert "Resuming" in faulty.log(f"train_drafter/{name}")
+    lines = [json.loads(x) for x in (faulty.folder / target(name)).read_text().splitlines()]
+    steps = [line["step"] for line in lines if not line.get("validation")]
+    assert steps == list(range(len(steps)))
+
+
+def test_a_trainer_that_loops(faulty):
+    faulty.break_module("training", ENDLESS_LOOP)
+    done = faulty.run(target("loop"))
+    assert done.returncode != 0
+    status = faulty.status("train_drafter/loop")
+    assert (status["state"], status["exit"]) == ("stalled", 75)
+    assert "cores busy" in status["reason"]
+    assert status["reason"] in done.stdout
+    assert "endless_loop" in faulty.log("train_drafter/loop")  # in the stacks
+    assert faulty.left() == []
+    faulty.mend()
+    train_the_rest(faulty, "loop")
+
+
+def test_a_trainer_that_is_stopped(faulty):
+    process = faulty.start(target("stop"))
+    store = faulty.folder / "results/store/drafters"
+    before = set(store.glob("*/checkpoints/step-*"))
+    wait(process, lambda: set(store.glob("*/checkpoints/step-*")) - before)
+    (trainer,) = [
+        p for p in marked_processes(faulty.mark) if p.cmdline()[1:2] == ["scripts/train_drafter.py"]
+    ]
+    trainer.send_signal(signal.SIGSTOP)
+    out, _ = process.communicate(timeout=180)
+    status = faulty.status("train_drafter/stop")
+    assert (status["state"], status["exit"]) == ("stalled", 75)
+    assert f"{trainer.pid} (python" in status["reason"]
+    assert "was stopped by a signal" in status["reason"]
+    assert status["reason"] in out
+    assert faulty.left() == []
+    assert not psutil.pid_exists(trainer.pid)
+    train_the_rest(faulty, "stop")
+
+
+def test_nan_in_a_shard(faulty, monkeypatch):
+    import torch
+
+    from aerie.hidden_states import Convention, Sample, Shard, Store
+
+    lane = faulty.project.read(LANE)
+    found = lane["convention"]
+    entry = next(s for s in lane["shards"] if s["split"] == "train")
+    convention = Convention(
+        found["verifier"],
+        tuple(found["layer_ids"]),
+        found["hidden_size"],
+        found["format"],
+        found["last_state"],
+        found["tokenizer"],
+    )
+    store = Store(faulty.folder / "results/store", convention)
+    path = store.path(entry["id"])
+    whole, manifest = path.read_bytes(), (faulty.folder / LANE).read_bytes()
+    with Shard(path) as shard:
+        read = [shard.read(i) for i in range(len(shard.samples))]
+    samples = [
+        Sample(i, s.tokens, s.states.clone()) for i, s in zip(entry["samples"], read, strict=True)
+    ]
+    samples[-1].states[:, -1, 3] = torch.nan
+    path.unlink()
+    monkeypatch.setattr("aerie.hidden_states.check_states", lambda *_: None)
+    store.write(entry["id"], samples)
+    entry["bytes"] = path.stat().st_size
+    (faulty.folder / LANE).write_text(json.dumps(lane))
+
+    done = faulty.run(target("nan"))
+    assert done.returncode != 0
+    reason = faulty.status("train_drafter/nan")["reason"]
+    assert "the loss is nan" in reason
+    assert reason in done.stdout
+    assert faulty.left() == []
+    path.write_bytes(whole)
+    (faulty.folder / LANE).write_bytes(manifest)
+    faulty.succeed(target("nan"))

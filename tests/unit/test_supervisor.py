@@ -1,0 +1,412 @@
+"""The supervisor with small jobs: what is logged, what is told, what is ended, and when."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import SCRIPTS, marked_processes
+
+from aerie.progress import JobProgress
+
+# Generous where a busy machine could be slow, short where a test waits for it.
+QUICK = {"stall_seconds": 2, "stall_gaps": 10, "load_seconds": 60, "grace_seconds": 1}
+
+# Progress as the real jobs write it, ten lines a second.
+STEPS = """
+import json, os, signal, subprocess, sys, time
+def step(i, **values):
+    line = {"time": time.time(), "stage": "s", "phase": "working", "done": i, "total": 1000}
+    with open("run.progress.jsonl", "a") as file:
+        file.write(json.dumps({**line, "unit": "steps", "rate": 1, **values}) + "\\n")
+def steps(count=15, **values):
+    for i in range(count):
+        step(i, **values)
+        time.sleep(0.1)
+"""
+
+
+class Watched:
+    """A supervised job in a folder; `mark` finds its processes wherever they went."""
+
+    def __init__(self, folder, code, stage="train_drafter", limits=None, **variables):
+        self.folder = folder
+        self.mark = f"aerie-test-{os.getpid()}-{time.monotonic_ns()}"
+        (folder / "job.py").write_text(STEPS + code)
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, str(SCRIPTS / "supervise.py"), "--stage", stage),
+                *("--log", "run.log", "--limits", json.dumps({**QUICK, **(limits or {})}), "--"),
+                *(sys.executable, "job.py"),
+            ],
+            cwd=folder,
+            env={**os.environ, "MARK": self.mark, **variables},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait(self, timeout=240) -> int:
+        self.stderr = self.process.communicate(timeout=timeout)[1]
+        return self.process.returncode
+
+    def log(self) -> str:
+        return (self.folder / "run.log").read_text()
+
+    def status(self) -> dict:
+        return json.loads((self.folder / "run.status.json").read_text())
+
+    def processes(self) -> list[psutil.Process]:
+        """All that is left of it, the job's and the supervisor's."""
+        return marked_processes(self.mark)
+
+    def find(self, word: str) -> psutil.Process:
+        """The process whose command line has this word; waits for it."""
+        for _ in range(600):
+            for process in self.processes():
+                try:
+                    if word in process.cmdline() and "--stage" not in process.cmdline():
+                        return process
+                except psutil.Error:
+                    pass
+            time.sleep(0.1)
+        raise AssertionError(f"no process {word}")
+
+    def supervisors(self) -> tuple[psutil.Process, psutil.Process]:
+        """The one in front and the one behind it."""
+        front = psutil.Process(self.process.pid)
+        (behind,) = front.children()
+        return front, behind
+
+    def until(self, text: str, timeout=240) -> None:
+        end = time.time() + timeout
+        while not (self.folder / "run.log").is_file() or text not in self.log():
+            assert time.time() < end, f"{text} did not appear"
+            time.sleep(0.05)
+
+    def nothing_left(self, timeout=60) -> bool:
+        end = time.time() + timeout
+        while self.processes():
+            if time.time() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+@pytest.fixture
+def watched(tmp_path):
+    started = []
+
+    def start(*arguments, **options):
+        started.append(Watched(tmp_path, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for job in started:
+        for process in job.processes():
+            process.kill()
+
+
+def test_output_is_logged_with_times_and_bars_folded(watched):
+    job = watched("""
+print("first")
+sys.stderr.write("\\r  0%|  | 0/3\\r 33%|# | 1/3")
+sys.stderr.flush()
+time.sleep(0.2)
+sys.stderr.write("\\r100%|##| 3/3\\n")
+print("half a line", end="")
+""")
+    assert job.wait() == 0
+    lines = job.log().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
+    texts = [line[20:] for line in lines]
+    assert texts[0] == "first"
+    assert texts[-3:-1] == ["100%|##| 3/3", "half a line"]
+    assert len(texts) <= 5  # at most one state of the bar before the last
+    assert "done" in texts[-1]
+
+
+def test_the_status_tells_how_far_it_is(watched):
+    job = watched("for i in range(80): step(i, loss=2.5, accuracy=[0.3]); time.sleep(0.1)")
+    while job.process.poll() is None:
+        time.sleep(0.2)
+        if (job.folder / "run.status.json").is_file() and job.status()["rate"]:
+            break
+    found = job.status()
+    assert found["state"] == "running"
+    assert found["phase"] == "working"
+    assert found["total"] == 1000
+    assert found["loss"] == 2.5
+    assert 0.5 < found["rate"] < 11
+    remaining = (1000 - found["done"]) / found["rate"]
+    assert found["remaining_seconds"] == pytest.approx(remaining, rel=0.01)
+    assert time.time() - found["updated"] < 20
+    assert found["memory_gib"] > 0
+    assert found["disk_free_gib"] > 0
+    assert found["gpus"] or found["gpus_missing"]
+    assert job.wait() == 0
+    ended = job.status()
+    assert (ended["state"], ended["exit"], ended["done"]) == ("done", 0, 79)
+
+
+def test_the_exit_status_is_the_jobs_and_its_last_words_are_shown(watched):
+    job = watched("print('something'); raise SystemExit('no such layer: 77')")
+    assert job.wait() == 1
+    assert "no such layer: 77" in job.stderr
+    assert job.status()["exit"] == 1
+    assert job.status()["state"] == "failed"
+
+
+def test_a_kept_log_of_the_attempt_before(watched):
+    watched("print('the first attempt')").wait()
+    watched("print('the second')").wait()
+    job = watched("print('the third')")
+    assert job.wait() == 0
+    assert "third" in job.log()
+    assert "second" in (job.folder / "run.previous.log").read_text()
+
+
+STALLS = {
+    "steps(); os.kill(os.getpid(), signal.SIGSTOP)": "was stopped by a signal",
+    "steps()\ndef endless_loop():\n    while True: pass\nendless_loop()": "cores busy",
+    "steps()\ndef wait_for_ever(): time.sleep(1000)\nwait_for_ever()": "wait for something",
+}
+
+
+@pytest.mark.parametrize(("code", "diagnosis"), STALLS.items())
+def test_a_stall_is_seen_explained_and_ended(watched, code, diagnosis):
+    job = watched(code)
+    job.until("STALLED")
+    assert job.wait() == 75
+    found = job.status()
+    assert found["state"] == "stalled"
+    assert diagnosis in found["reason"]
+    assert diagnosis in job.stderr
+    idle = float(re.search(r"no progress for (\d+) s", found["reason"])[1])
+    assert 2 <= idle <= found["stall_after_seconds"] + 5  # which follows the job's own pace
+    assert job.nothing_left()
+    if "def " in code:
+        name = re.search(r"def (\w+)", code)[1]
+        assert re.search(rf"{name} \(.*job\.py:\d+\)", job.log())  # in the stack
+
+
+def test_a_stopped_process_below_the_job_is_named(watched):
+    job = watched("""
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "worker"],
+                         start_new_session=True)
+steps()
+child.send_signal(signal.SIGSTOP)
+child.wait()
+""")
+    assert job.wait() == 75
+    assert "was stopped by a signal" in job.stderr
+    assert "worker" in job.stderr
+    assert job.nothing_left()
+
+
+def test_a_job_that_ignores_the_request_to_end_is_killed(watched):
+    job = watched("signal.signal(signal.SIGTERM, signal.SIG_IGN); steps(); time.sleep(1000)")
+    assert job.wait() == 75
+    assert job.nothing_left()
+
+
+def test_loading_may_take_long_and_slow_steps_are_learnt(watched):
+    job = watched("""
+time.sleep(4)  # longer than stall_seconds, shorter than load_seconds
+step(0)
+for i in range(1, 4):
+    time.sleep(1)
+    step(i)
+time.sleep(4)  # under 10 x 1 s
+step(4)
+step(5, phase="saving")
+time.sleep(4)
+""")
+    assert job.wait() == 0, job.stderr
+
+
+def test_loading_without_end_is_a_stall(watched):
+    job = watched("time.sleep(1000)", limits={"load_seconds": 3})
+    assert job.wait() == 75
+    assert "(loading)" in job.stderr
+
+
+def test_a_first_compilation_is_shown_as_such(watched):
+    job = watched("""
+print("INFO 01-01 10:00:00 [backends.py:1] Dynamo bytecode transform time: 5.1 s")
+time.sleep(8)
+""")
+    seen = set()
+    while job.process.poll() is None:
+        if (job.folder / "run.status.json").is_file():
+            seen.add(job.status()["phase"])
+        time.sleep(0.1)
+    assert "compiling" in seen
+
+
+def test_limits_of_a_stage_are_its_own(watched):
+    limits = {"stages": {"measure_speed": {"stall_seconds": 30}}}
+    job = watched("steps(); time.sleep(4)", stage="measure_speed", limits=limits)
+    assert job.wait() == 0
+
+
+@pytest.mark.parametrize("loss", ["float('nan')", "float('inf')", "0.0"])
+def test_an_impossible_loss_stops_at_once(watched, loss):
+    job = watched(f"steps(5, loss=2.0); step(5, loss={loss}); time.sleep(1000)")
+    assert job.wait() == 76
+    assert "the loss is" in job.stderr
+    assert job.status()["state"] == "stopped"
+    assert job.nothing_left()
+
+
+def test_a_diverging_loss_is_a_warning_and_a_stop_when_asked_for(watched):
+    code = "for i in range(200): step(i, loss=1.0 if i < 80 else 2.5)\ntime.sleep(2.5)"
+    job = watched(code)
+    assert job.wait() == 0
+    assert job.status()["warnings"] == {"loss divergence": 1}
+    assert "the loss grows" in job.log()
+    job = watched(code, limits={"stop_on_divergence": True})
+    assert job.wait() == 76
+
+
+def test_a_full_disk_stops_before_it_is_full(watched):
+    job = watched("steps(1000)", limits={"min_free_gib": 1e9})
+    assert job.wait() == 76
+    assert "GiB left" in job.stderr
+    assert job.nothing_left()
+
+
+def test_an_engine_that_died_is_noticed_though_the_job_is_not_told(watched):
+    job = watched(
+        """
+import shutil
+shutil.copy("/bin/sleep", "VLLM::EngineCore")
+engine = subprocess.Popen(["./VLLM::EngineCore", "1000"])
+steps(60)
+engine.kill()
+time.sleep(1000)
+""",
+        limits={"stall_seconds": 100},
+    )
+    assert job.wait() == 75
+    assert "VLLM::EngineCore" in job.stderr
+    assert job.nothing_left()
+
+
+# Who is killed, and what is left: a job with a child in a session of its own.
+FAMILY = """
+child = [sys.executable, "-c", "import time; time.sleep(1000)", "grandchild"]
+subprocess.Popen(child, start_new_session=True)
+print("running", flush=True)
+time.sleep(1000)
+"""
+KILLS = {
+    "TERM to the front": lambda front, behind, job: front.terminate(),
+    "INT to the front": lambda front, behind, job: front.send_signal(signal.SIGINT),
+    "KILL to the front": lambda front, behind, job: front.kill(),
+    "KILL to the supervisor": lambda front, behind, job: behind.kill(),
+    "KILL to the job": lambda front, behind, job: job.kill(),
+}
+
+
+@pytest.mark.parametrize("how", KILLS)
+def test_whoever_is_killed_nothing_is_left(watched, how):
+    job = watched(FAMILY)
+    job.until("running")
+    child = job.find("grandchild")
+    front, behind = job.supervisors()
+    assert len(job.processes()) == 4
+    KILLS[how](front, behind, job.find("job.py"))
+    assert job.wait() != 0
+    assert job.nothing_left()
+    assert not child.is_running()
+
+
+def test_a_killed_job_is_told_from_a_failed_one(watched):
+    job = watched("os.kill(os.getpid(), signal.SIGKILL)")
+    assert job.wait() == 137
+    assert "killed by SIGKILL" in job.stderr
+
+
+def test_what_a_job_leaves_behind_is_ended(watched):
+    job = watched(FAMILY.removesuffix("time.sleep(1000)\n"))
+    assert job.wait() == 0
+    assert "left behind" in job.log()
+    assert job.nothing_left()
+
+
+RULE = """
+rule all:
+    output: "never"
+    log: "run.log"
+    shell:
+        "{python} {supervise} --stage {{rule}} --log {{log}} --limits {limits}"
+        " -- {python} job.py"
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kill"])
+def test_when_snakemake_ends_so_does_its_job(tmp_path, how):
+    folder = tmp_path
+    (folder / "job.py").write_text(STEPS + FAMILY)
+    head = "import os\nos.environ['AERIE_SNAKEMAKE'] = str(os.getpid())\n"
+    rule = RULE.format(
+        python=sys.executable,
+        supervise=SCRIPTS / "supervise.py",
+        limits="'{{\\\"grace_seconds\\\": 1}}'",
+    )
+    (folder / "Snakefile").write_text(head + rule)
+    job = Watched.__new__(Watched)
+    job.folder, job.mark = folder, f"aerie-test-{os.getpid()}-{time.monotonic_ns()}"
+    job.process = subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "1", "--retries", "0"],
+        cwd=folder,
+        env={**os.environ, "MARK": job.mark},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        job.until("running")
+        assert len(job.processes()) >= 5
+        if how == "interrupt":  # Ctrl-C reaches the whole foreground group
+            os.killpg(job.process.pid, signal.SIGINT)
+        else:
+            job.process.kill()
+        assert job.nothing_left()
+    finally:
+        for process in job.processes():
+            process.kill()
+        job.process.wait()
+
+
+def test_progress_of_a_job_shows_its_phases_and_its_pace(tmp_path):
+    log = tmp_path / "progress.jsonl"
+    with JobProgress("train_drafter", 0, "steps", log, phase="loading") as progress:
+        time.sleep(0.3)
+        progress.begin(500, 1000)  # gone on from a checkpoint
+        progress.enter("working")
+        time.sleep(0.1)
+        progress.update(600, loss=1.5)
+        progress.enter("saving")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["phase"] for line in lines] == ["loading", "working", "saving", "finishing"]
+    assert lines[2]["done"] == 600
+    assert lines[2]["loss"] == 1.5
+    assert 300 < lines[2]["rate"] < 1200  # 100 steps in 0.1 s; loading is none of it
+
+
+def test_progress_within_a_unit_is_told(tmp_path):
+    log = tmp_path / "progress.jsonl"
+    with JobProgress("generate_responses", 10, "records", log) as progress:
+        for _ in range(12):
+            time.sleep(0.1)
+            progress.beat(8)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(lines) == 3  # at most one a second, and the phases
+    assert lines[-1]["beats"] == 96
