@@ -4,7 +4,8 @@ from aerie.manifest import broken_shards
 
 # A lane's manifest is what Snakemake watches, not the shards that it names. When one of them was
 # deleted, cut short or moved aside, the lane is run again, as if it had been named after --forcerun.
-if workflow.is_main_process:
+# (Without `dag_settings` nothing is going to run: `snakemake --lint`, `--unlock`.)
+if workflow.is_main_process and workflow.dag_settings:
     for lane in range(CONFIG.hidden_states.lanes):
         manifest = f"{RUN}/hidden_states/lane-{lane}.json"
         if gone := broken_shards(Path(manifest), Path(STORE)):

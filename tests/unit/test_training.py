@@ -104,11 +104,11 @@ def test_an_answer_longer_than_a_sequence_is_learned_once(shard):
 
 
 def test_the_order_does_not_depend_on_which_lane_made_a_shard(tmp_path):
-    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 4))
+    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 8))
     entries, rows = [], {}
     for name in "cab":
         tokens = torch.arange(ord(name), ord(name) + 5)
-        path = store.write(name * 32, [Sample(name, tokens, torch.randn(5, 3, 4).bfloat16())])
+        path = store.write(name * 32, [Sample(name, tokens, torch.randn(5, 3, 8).bfloat16())])
         entries.append({"file": path.name, "bytes": path.stat().st_size, "samples": [name]})
         rows[name] = Row(name, name, "s", "train", tokens.tolist(), [True] * 5, 2, 2)
     convention = {"key": store.convention.key}
