@@ -8,7 +8,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 from snakemake.exceptions import WorkflowError
 
 from aerie.config import load_config
-from aerie.files import InputError, read_json
+from aerie.files import InputError, read_json, write_json
 from aerie.verifier import check_config, checkpoint_state
 
 try:

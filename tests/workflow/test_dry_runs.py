@@ -155,9 +155,13 @@ def test_a_deleted_or_cut_shard_is_made_again_without_force(finished):
         (folder / names[7]).unlink()
         assert finished.planned() == {"extract_hidden_states"} | TRAINED
         (folder / names[7]).write_bytes(b"whole")
+        finished.snakemake("--touch")
         assert finished.planned() == set()
+        (folder / names[7]).write_bytes(b"cut")
+        assert finished.planned() == {"extract_hidden_states"} | TRAINED
     finally:
         manifest.write_bytes(before)
+        (manifest.parent / "lane-0.gone.json").unlink(missing_ok=True)
         finished.snakemake("--touch")
 
 

@@ -66,6 +66,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hidden_states.lanes": {"hidden_states": {"lanes": 2}},
     "hidden_states.samples_per_shard": {"hidden_states": {"samples_per_shard": 32}},
     "hidden_states.format": {"hidden_states": {"format": "raw"}},
+    "hidden_states.last_state": {"hidden_states": {"last_state": "supervised"}},
+    "hidden_states.max_gib": {"hidden_states": {"max_gib": 1000}},
     "hidden_states.min_kept_share": {"hidden_states": {"min_kept_share": 0.5}},
     "engine.dtype": {"engine": {"dtype": "float32"}},
     "engine.max_num_seqs": {"engine": {"max_num_seqs": 16}},
