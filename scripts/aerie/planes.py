@@ -9,15 +9,19 @@ import numba
 import numpy as np
 
 
-def _only_functions(self, name, find=type(llvmlite.binding.ffi.lib).__getattr__):
+_Library = type(llvmlite.binding.ffi.lib)
+_find_function = _Library.__getattr__
+
+
+def _only_functions(self, name):
     if name.startswith("__"):
         raise AttributeError(name)
-    return find(self, name)
+    return _find_function(self, name)
 
 
 # llvmlite's library answers to every name, `__dict__` too, with a function. vLLM 0.32.0 asks
 # all attributes of all loaded modules for theirs when an engine starts on a CPU, and fails at it.
-type(llvmlite.binding.ffi.lib).__getattr__ = _only_functions
+_Library.__getattr__ = _only_functions
 
 _compiled = numba.njit(nogil=True, cache=True)
 
