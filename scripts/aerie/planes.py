@@ -8,7 +8,6 @@ import llvmlite.binding.ffi
 import numba
 import numpy as np
 
-
 _Library = type(llvmlite.binding.ffi.lib)
 _find_function = _Library.__getattr__
 
