@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Engine:
         count: bool = False,
     ):
         _prepare_environment(settings)
+        _mend_llvmlite()
         from vllm import LLM
 
         self.in_process = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
@@ -296,6 +298,25 @@ def read_captured(path: Path) -> tuple[Any, Any]:
 def _dtype(wanted: str) -> str:
     """`auto`: the checkpoint's own format, but float32 where there is no bf16 arithmetic."""
     return "float32" if wanted == "auto" and not computes_bf16() else wanted
+
+
+def _mend_llvmlite() -> None:
+    """Make numba (which packs shards) and vLLM 0.32.0's CPU build go together in one process.
+
+    vLLM looks at the `__dict__` of every object in every module. llvmlite's handle of its library
+    takes each name for a C function, that one too, and vLLM stops with an `AttributeError`.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is None:
+        return
+    find = ffi._lib_wrapper.__getattr__
+
+    def find_function(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return find(self, name)
+
+    ffi._lib_wrapper.__getattr__ = find_function
 
 
 def _prepare_environment(settings: dict[str, Any]) -> None:
