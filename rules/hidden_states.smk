@@ -3,16 +3,18 @@ from snakemake.logging import logger
 from aerie.manifest import broken_shards
 
 # A lane's manifest is what Snakemake watches, not the shards that it names. When one of them was
-# deleted, cut short or moved aside, the lane is run again, as if it had been named after --forcerun.
+# deleted, cut short or moved aside, the manifest says what is not so: without it the lane runs again
+# and makes that shard (the others are found in the store). Settings such as --forcerun are not
+# open to a workflow, and a changed param would count as a change once more when all is well again.
 if workflow.is_main_process:
     for lane in range(CONFIG.hidden_states.lanes):
         manifest = f"{RUN}/hidden_states/lane-{lane}.json"
         if gone := broken_shards(Path(manifest), Path(STORE)):
             logger.warning(
-                f"{manifest}: {len(gone)} of its shards are gone from {STORE} or have another "
-                f"size ({', '.join(gone[:3])}); they are made again"
+                f"{manifest} is removed: {len(gone)} of the shards that it names are gone from {STORE} or "
+                f"have another size ({', '.join(gone[:3])}); they are made again"
             )
-            workflow.dag_settings.forcerun = frozenset({*workflow.dag_settings.forcerun, manifest})
+            os.remove(manifest)
 
 
 rule extract_hidden_states:
