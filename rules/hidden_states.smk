@@ -17,6 +17,7 @@ rule extract_hidden_states:
     params:
         layer_ids=as_json(CONFIG.hidden_states.layer_ids),
         format=CONFIG.hidden_states.format,
+        last_state=CONFIG.hidden_states.last_state,
         lanes=CONFIG.hidden_states.lanes,
         max_length=CONFIG.samples.max_length,
         min_kept_share=CONFIG.hidden_states.min_kept_share,
@@ -26,7 +27,8 @@ rule extract_hidden_states:
     shell:
         "python {SCRIPTS}/extract_hidden_states.py --samples {input.samples}"
         " --shards {input.shards} --verifier {input.verifier} --store {STORE}"
-        " --layer-ids {params.layer_ids:q} --format {params.format} --lane {wildcards.lane}"
+        " --layer-ids {params.layer_ids:q} --format {params.format}"
+        " --last-state {params.last_state} --lane {wildcards.lane}"
         " --lanes {params.lanes} --max-length {params.max_length}"
         " --min-kept-share {params.min_kept_share} --engine {params.engine:q} {params.trust}"
         " --progress-log {params.progress} --output {output} > {log} 2>&1"

@@ -4,6 +4,7 @@ CAPTURE = (
             "layer_ids": CONFIG.hidden_states.layer_ids,
             "samples_per_shard": CONFIG.hidden_states.samples_per_shard,
             "format": CONFIG.hidden_states.format,
+            "last_state": CONFIG.hidden_states.last_state,
         }
     )
     if CONFIG.generation.capture and not CONFIG.generation.endpoints

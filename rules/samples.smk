@@ -27,6 +27,7 @@ rule tokenize_samples:
         max_lost_share=CONFIG.samples.max_lost_share,
         no_reasoning=flag("--no-reasoning", not CONFIG.samples.supervise_reasoning),
         samples_per_shard=CONFIG.hidden_states.samples_per_shard,
+        last_state=CONFIG.hidden_states.last_state,
         trust=trust(),
     shell:
         "python {SCRIPTS}/tokenize_samples.py --train {input.train} --heldout {input.heldout}"
@@ -35,6 +36,7 @@ rule tokenize_samples:
         " --min-supervised-tokens {params.min_supervised_tokens}"
         " --min-kept-share {params.min_kept_share}"
         " --max-lost-share {params.max_lost_share} {params.no_reasoning}"
-        " --samples-per-shard {params.samples_per_shard} {params.trust}"
+        " --samples-per-shard {params.samples_per_shard} --last-state {params.last_state}"
+        " {params.trust}"
         " --samples {output.samples} --shards {output.shards} --report {output.report}"
         " > {log} 2>&1"

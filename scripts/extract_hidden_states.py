@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--layer-ids", type=cli.json_argument, required=True, help="JSON, or null")
     parser.add_argument("--format", required=True)
+    parser.add_argument("--last-state", required=True, help="all or supervised")
     parser.add_argument("--lane", type=int, required=True)
     parser.add_argument("--lanes", type=int, required=True)
     parser.add_argument("--max-length", type=int, required=True, help="tokens a sample")
@@ -34,7 +35,14 @@ def main() -> None:
     layer_ids = resolve_layer_ids(args.layer_ids, verifier["num_layers"])
     store = Store(
         args.store,
-        Convention(verifier["fingerprint"], tuple(layer_ids), verifier["hidden_size"], args.format),
+        Convention(
+            verifier["fingerprint"],
+            tuple(layer_ids),
+            verifier["hidden_size"],
+            args.format,
+            args.last_state,
+            verifier["tokenizer"],
+        ),
     )
     shards = share(read_json(args.shards)["shards"], args.lane, args.lanes)
     work = LaneWork(store, read_samples(args.samples), shards)

@@ -121,6 +121,8 @@ def main() -> None:
                         tuple(layer_ids),
                         verifier["hidden_size"],
                         args.capture["format"],
+                        args.capture["last_state"],
+                        verifier["tokenizer"],
                     ),
                 ),
                 Teacher(model),

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--max-lost-share", type=float, required=True)
     parser.add_argument("--no-reasoning", action="store_true", help="do not train on reasoning")
     parser.add_argument("--samples-per-shard", type=int, required=True)
+    parser.add_argument("--last-state", required=True, help="all or supervised")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--samples", type=Path, required=True, help="samples.parquet, written")
     parser.add_argument("--shards", type=Path, required=True, help="shards.json, written")
@@ -70,7 +71,7 @@ def main() -> None:
                 except samples.Dropped as reason:
                     counts.drop(record["id"], str(reason))
             if of_group:
-                shards.append(samples.describe_shard(split, of_group))
+                shards.append(samples.describe_shard(split, of_group, args.last_state))
                 rows += of_group
     report = {
         **counts.report(),

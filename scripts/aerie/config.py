@@ -229,8 +229,12 @@ class HiddenStates(Section):
     samples_per_shard: Annotated[int, Field(ge=1)] = 64
     """Mean number of samples a shard; a cut depends on content, so sizes vary between a quarter
     and four times this."""
-    format: Literal["lossless", "raw"] = "lossless"
-    """`lossless`: byte planes compressed, bit for bit. `raw`: uncompressed bf16."""
+    format: Literal["lossless", "raw", "fp8"] = "lossless"
+    """`lossless`: bit planes compressed, bit for bit. `raw`: uncompressed bf16. `fp8`: rounded to
+    8 bits (e4m3) with a scale a token, then compressed; the drafter learns from rounded states."""
+    last_state: Literal["all", "supervised"] = "all"
+    """`supervised`: the last layer's states are kept only where a loss is taken (the training is
+    the same bit for bit); other loss masks are then other shards."""
     min_kept_share: Annotated[float, Field(ge=0, le=1)] = 0.99
     """A lane fails when a smaller share of its samples could be extracted."""
 

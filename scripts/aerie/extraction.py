@@ -2,7 +2,7 @@
 
 import concurrent.futures
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from aerie.hidden_states import (
     Teacher,
     check_states,
     file_checksum,
-    sample_key,
 )
 from aerie.samples import Row
 
@@ -37,7 +36,11 @@ class LaneWork:
 
     def __post_init__(self) -> None:
         self.missing = [s for s in self.shards if not self._usable(s)]
-        keys = {sample_key(self.rows[i].input_ids) for s in self.missing for i in s["samples"]}
+        keys = {
+            self.store.key(self.rows[i].input_ids, self.rows[i].loss_mask)
+            for s in self.missing
+            for i in s["samples"]
+        }
         self.found = self.store.find_samples(keys)
 
     def _usable(self, shard: dict[str, Any]) -> bool:
@@ -57,7 +60,7 @@ class LaneWork:
             self.rows[i]
             for shard in self.missing
             for i in shard["samples"]
-            if sample_key(self.rows[i].input_ids) not in self.found
+            if self.store.key(self.rows[i].input_ids, self.rows[i].loss_mask) not in self.found
         ]
 
 
@@ -88,13 +91,13 @@ def fill(
         samples, last, chosen = [], [], []
         for identity in shard["samples"]:
             row = work.rows[identity]
-            key = sample_key(row.input_ids)
+            key = work.store.key(row.input_ids, row.loss_mask)
             try:
                 if key in work.found:
                     path, number = work.found[key]
                     with Shard(path) as other:
                         sample = other.read(number)
-                    samples.append(Sample(identity, sample.tokens, sample.states))
+                    samples.append(replace(sample, id=identity))
                     continue
                 if identity in counts["quarantined"]:
                     continue
@@ -106,7 +109,7 @@ def fill(
             except BadStates as error:
                 counts["quarantined"][identity] = str(error)
                 continue
-            samples.append(Sample(identity, tokens, states))
+            samples.append(Sample(identity, tokens, states, row.loss_mask))
             last.append(states[-1:])
             chosen.append(token)
         if last:
@@ -169,7 +172,7 @@ def describe_lane(
 
     Raises `InputError` when a smaller share of the samples than `min_kept_share` is there.
     """
-    entries, kept, wanted = [], 0, 0
+    entries, kept, wanted, omitted = [], 0, 0, 0
     for shard in shards:
         wanted += len(shard["samples"])
         path = store.path(shard["id"])
@@ -178,6 +181,7 @@ def describe_lane(
         with Shard(path) as opened:
             samples = [s["id"] for s in opened.samples]
             tokens = sum(s["tokens"] for s in opened.samples)
+            omitted += opened.omitted_bytes()
         kept += len(samples)
         entries.append(
             {
@@ -204,12 +208,14 @@ def describe_lane(
             "layer_ids": list(c.layer_ids),
             "hidden_size": c.hidden_size,
             "format": c.format,
-            "last_state": "before the final norm",
+            "last_layer": "before the final norm",
+            "last_state": c.last_state,
         },
         "shards": entries,
         "samples": kept,
         "tokens": sum(e["tokens"] for e in entries),
         "raw_bytes": raw,
+        "omitted_bytes": omitted,
         "bytes": sum(e["bytes"] for e in entries),
         **counts,
     }

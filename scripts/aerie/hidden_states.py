@@ -5,26 +5,44 @@ It lies under a name made of everything that determines it, so it exists or it d
 never stale. It is written to a temporary name, checked, synced and renamed.
 """
 
+import functools
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+import os
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 import xxhash
 import zstandard
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from aerie import planes
 from aerie.files import InputError, digest, whole_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when the same samples would be stored differently or must be extracted again."""
 
-ZSTD_LEVEL = 1
 QUARANTINE = "damaged"
+
+# Bytes of a value of the types in a shard, by safetensors' names.
+WIDTHS = {"U8": 1, "BF16": 2, "I32": 4}
+
+# Huffman coding of literals and next to no search for matches, which hidden states do not hold:
+# faster and smaller than any level (benchmarks/pack_states.py).
+ZSTD = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_FAST,
+    window_log=17,
+    hash_log=6,
+    chain_log=6,
+    search_log=1,
+    min_match=7,
+    target_length=0,
+)
 
 
 class BadStates(InputError):
@@ -35,19 +53,28 @@ class BadStates(InputError):
 class Convention:
     """What determines the states of given tokens, and how they are stored.
 
-    `layer_ids`: sorted, the number of layers last (the last layer's output before the final
-    norm). `fingerprint`: of the verifier. `format`: `lossless` or `raw`.
+    `fingerprint`: of the verifier, which covers that of its tokenizer, `tokenizer`. `layer_ids`:
+    sorted, the number of layers last (the last layer's output before the final norm). `format`:
+    `lossless`, `raw` or `fp8`. `last_state`: `all`, or `supervised` when the last layer's states
+    are kept at supervised tokens only.
     """
 
     fingerprint: str
     layer_ids: tuple[int, ...]
     hidden_size: int
     format: str = "lossless"
+    last_state: str = "all"
+    tokenizer: str = ""
 
     @property
     def key(self) -> str:
         return digest(
-            FORMAT_VERSION, self.fingerprint, list(self.layer_ids), self.hidden_size, self.format
+            FORMAT_VERSION,
+            self.fingerprint,
+            list(self.layer_ids),
+            self.hidden_size,
+            self.format,
+            self.last_state,
         )[:16]
 
     def bytes_per_token(self) -> int:
@@ -57,16 +84,29 @@ class Convention:
 
 @dataclass
 class Sample:
-    """One sample of a shard: `tokens` int64 [T], `states` bf16 [T, ids, hidden]."""
+    """One sample of a shard: `tokens` int64 [T], `states` bf16 [T, ids, hidden].
+
+    `loss_mask` bool [T]: asked for by the convention `last_state: supervised`, which keeps the
+    last layer's states where it is set; those read elsewhere are zero. `fp8`: codes and scales
+    that a shard of that format had, so that a copy of the sample is not rounded again.
+    """
 
     id: str
     tokens: torch.Tensor
     states: torch.Tensor
+    loss_mask: Sequence[bool] | None = None
+    fp8: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-def sample_key(tokens: Iterable[int]) -> str:
-    """Hash of a sample's tokens: the name of its states within one convention."""
-    return xxhash.xxh3_128_hexdigest(np.asarray(list(tokens), dtype="<i4").tobytes())
+def sample_key(tokens: Iterable[int], loss_mask: Sequence[bool] | None = None) -> str:
+    """Hash of a sample's tokens: the name of its states within one convention.
+
+    With `loss_mask` also of that, for the convention that keeps other states with another mask.
+    """
+    data = np.asarray(list(tokens), dtype="<i4").tobytes()
+    if loss_mask is not None:
+        data += np.asarray(loss_mask, dtype=np.uint8).tobytes()
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def shard_id(sample_keys: Iterable[str]) -> str:
@@ -80,37 +120,142 @@ def _bits(states: torch.Tensor) -> np.ndarray:
 
 def checksum(states: torch.Tensor) -> str:
     """xxh3 of the bf16 bytes of [T, ids, hidden] states in C order, little endian."""
-    return xxhash.xxh3_64_hexdigest(_bits(states).tobytes())
+    return xxhash.xxh3_64_hexdigest(_bits(states))
 
 
-def pack(states: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Split bf16 states [T, ids, hidden] into two zstandard frames (uint8 vectors).
+# Packing
 
-    First the exponents (bits 14 to 7), channel by channel [ids x hidden, T]: neighbours in time
-    of one channel have like exponents. Then sign and mantissa (bits 15 and 6 to 0) in the order
-    of the states, nearly incompressible.
+
+_local = threading.local()
+
+
+def _scratch(name: str, size: int) -> np.ndarray:
+    """A buffer of this thread, reused: fresh memory costs more than what is done in it."""
+    buffer = getattr(_local, name, None)
+    if buffer is None or len(buffer) < size:
+        buffer = np.empty(size, np.uint8)
+        setattr(_local, name, buffer)
+    return buffer[:size]
+
+
+def rows_by_layer(length: int, layers: int, loss_mask: Sequence[bool] | None) -> list[np.ndarray]:
+    """Positions whose states are stored, int64, of each layer: all, of the last those in the
+    mask where there is one."""
+    every = np.arange(length)
+    last = every if loss_mask is None else np.flatnonzero(np.asarray(loss_mask, dtype=bool))
+    return [every] * (layers - 1) + [last]
+
+
+def _cut(stored: list[np.ndarray]) -> list[slice]:
+    """Where each layer's rows lie among all that are stored."""
+    ends = np.cumsum([len(rows) for rows in stored]).tolist()
+    return [slice(end - len(rows), end) for end, rows in zip(ends, stored, strict=True)]
+
+
+def compress(data: np.ndarray) -> bytes:
+    return zstandard.ZstdCompressor(compression_params=ZSTD).compress(data)
+
+
+def decompress(frame: np.ndarray, into: np.ndarray) -> None:
+    """Raises `zstandard.ZstdError` or `ValueError` when `into` is not filled exactly."""
+    reader = zstandard.ZstdDecompressor().stream_reader(frame, read_across_frames=False)
+    if reader.readinto(into) != into.nbytes or reader.read(1):
+        raise ValueError("the compressed states have another size than the index says")
+
+
+def exponent_base(
+    parts: Sequence[tuple[np.ndarray, list[np.ndarray]]], rows: int = 768
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each channel's median exponent, and how far from it a layer's exponents are in the mean.
+
+    `parts`: bits uint16 [T, ids, hidden] of each sample and the stored positions by layer; of
+    each layer at most about `rows` of them, and an eighth, are looked at. Returns uint8
+    [ids, hidden], float64 [ids].
     """
-    bits = _bits(states).reshape(states.shape[0], -1)
-    exponents = ((bits >> 7) & 0xFF).astype(np.uint8)
-    rest = ((bits >> 8) & 0x80 | bits & 0x7F).astype(np.uint8)
-    packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-    return (
-        np.frombuffer(packer.compress(np.ascontiguousarray(exponents.T)), np.uint8),
-        np.frombuffer(packer.compress(rest), np.uint8),
+    layers, width = parts[0][0].shape[1:]
+    base, means = np.zeros((layers, width), np.uint8), np.zeros(layers)
+    for k in range(layers):
+        step = max(8, sum(len(stored[k]) for _, stored in parts) // rows)
+        skip, chosen = 0, []
+        for bits, stored in parts:
+            places = stored[k][skip::step]
+            skip = (skip - len(stored[k])) % step
+            chosen.append((bits[places, k] >> 7).astype(np.uint8))
+        exponents = np.concatenate(chosen)
+        if len(exponents):
+            planes.medians(exponents, base[k])
+            means[k] = (exponents - base[k]).view(np.int8).mean(dtype=np.float64)
+    return base, means
+
+
+def _planes(rows: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Buffers of this thread for what `planes.split` makes and zstandard packs: offsets [R] and
+    exponents [R, hidden], these two once more as one vector, and lowest bits [R, hidden / 8]."""
+    high = _scratch("high", rows * (1 + width))
+    low = _scratch("low", rows * (width // 8)).reshape(rows, -1)
+    return high[:rows], high[rows:].reshape(rows, width), high, low
+
+
+def pack(
+    bits: np.ndarray, stored: list[np.ndarray], base: np.ndarray, means: np.ndarray
+) -> tuple[bytes, bytes, np.ndarray]:
+    """Split bf16 bits [T, ids, hidden] into two zstandard frames and a plane of bytes.
+
+    Layer after layer, of each the `stored` positions: R rows in all. The frames hold offsets and
+    exponents, and the lowest bits; the plane uint8 [R, 7/8 hidden] the rest, which does not pack:
+    see `planes.split`. It is a buffer of this thread: use it before the next call.
+    """
+    rows, width = sum(map(len, stored)), bits.shape[2]
+    offsets, exponents, high, low = _planes(rows, width)
+    rest = _scratch("rest", rows * (width - width // 8)).reshape(rows, -1)
+    for k, at in enumerate(_cut(stored)):
+        planes.split(
+            bits, k, stored[k], base[k], means[k], exponents[at], offsets[at], low[at], rest[at]
+        )
+    return compress(high), compress(low), rest
+
+
+def unpack(
+    packed: Sequence[np.ndarray],
+    stored: list[np.ndarray],
+    base: np.ndarray,
+    bits: np.ndarray,
+) -> None:
+    """The inverse of `pack`: fills the `stored` rows of `bits` uint16 [T, ids, hidden]."""
+    rows, width = sum(map(len, stored)), bits.shape[2]
+    offsets, exponents, high, low = _planes(rows, width)
+    decompress(packed[0], high)
+    decompress(packed[1], low.reshape(-1))
+    rest = packed[2].reshape(rows, width - width // 8)
+    for k, at in enumerate(_cut(stored)):
+        planes.merge(exponents[at], offsets[at], low[at], rest[at], stored[k], base[k], k, bits)
+
+
+def _pack_fp8(codes: torch.Tensor, scales: torch.Tensor, stored: list[np.ndarray]) -> bytes:
+    """A frame of the scales float32 [T] and the codes float8_e4m3fn of the stored rows."""
+    plain = codes.view(torch.uint8).numpy()
+    parts = [plain[rows, k].reshape(-1) for k, rows in enumerate(stored)]
+    return compress(
+        np.concatenate([scales.reshape(-1).numpy().astype("<f4").view(np.uint8), *parts])
     )
 
 
-def unpack(exponents: np.ndarray, rest: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor:
-    """The inverse of `pack`: bf16 [T, ids, hidden] = `shape`."""
-    unpacker = zstandard.ZstdDecompressor()
-    tokens, width = shape[0], int(np.prod(shape[1:]))
-    high = np.frombuffer(unpacker.decompress(exponents.data), np.uint8).reshape(width, tokens)
-    low = np.frombuffer(unpacker.decompress(rest.data), np.uint8).reshape(tokens, width)
-    bits = np.ascontiguousarray(high.T).astype(np.uint16)
-    bits <<= 7
-    bits |= low & np.uint8(0x7F)
-    bits |= (low & np.uint8(0x80)).astype(np.uint16) << np.uint16(8)
-    return torch.from_numpy(bits.reshape(shape)).view(torch.bfloat16)
+def _unpack_fp8(
+    frame: np.ndarray, stored: list[np.ndarray], bits: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fill the stored rows of `bits` [T, ids, hidden]; return codes and scales of all rows."""
+    from hs_connectors.fp8_utils import dequantize_fp8_tensor
+
+    length, _, width = bits.shape
+    plain = _scratch("packed", 4 * length + sum(map(len, stored)) * width)
+    decompress(frame, plain)
+    scales = torch.from_numpy(plain[: 4 * length].view("<f4").copy()).view(-1, 1, 1)
+    codes = np.zeros(bits.shape, np.uint8)
+    for k, part in enumerate(_cut(stored)):
+        codes[stored[k], k] = plain[4 * length :].reshape(-1, width)[part]
+    fp8 = torch.from_numpy(codes).view(torch.float8_e4m3fn)
+    bits[:] = _bits(dequantize_fp8_tensor(fp8, scales))
+    return fp8, scales
 
 
 class Teacher:
@@ -172,7 +317,8 @@ class Teacher:
 def check_states(states: torch.Tensor, tokens: torch.Tensor, convention: Convention) -> None:
     """Raise `BadStates` for states that cannot be those of `tokens`.
 
-    Wrong shape or dtype, NaN or infinity, or no variation between positions or channels.
+    Wrong shape or dtype; NaN or infinity; a row with one value in all channels or mostly zeros;
+    a row that is the same at different tokens, whatever lies between them; two layers alike.
     """
     wanted = (len(tokens), len(convention.layer_ids), convention.hidden_size)
     if tuple(states.shape) != wanted or states.dtype != torch.bfloat16:
@@ -180,20 +326,49 @@ def check_states(states: torch.Tensor, tokens: torch.Tensor, convention: Convent
             f"states are {states.dtype} {list(states.shape)}, expected torch.bfloat16 "
             f"{list(wanted)} for {len(tokens)} tokens"
         )
-    if not torch.isfinite(states).all():
+    bits = _bits(states)
+    digests = np.empty(wanted[:2], np.uint32)
+    faults = planes.scan(bits, _weights(wanted[2]), digests)
+    if faults & planes.NOT_FINITE:
         raise BadStates("states hold NaN or infinity")
-    if len(tokens) > 1:
-        flat = (states == states[:1]).flatten(1).all(1)[1:]
-        if flat.any() and bool((tokens[1:][flat] != tokens[0]).any()):
-            raise BadStates("states are the same at different tokens")
-    if (states == states[..., :1]).all(-1).any():
+    if faults & planes.CONSTANT:
         raise BadStates("states are the same in all channels of a layer")
+    if faults & planes.ZEROS:
+        raise BadStates("states are mostly zeros at a position")
+    ids = tokens.numpy()
+    for k in range(wanted[1]):
+        order = np.argsort(digests[:, k], kind="stable")
+        same = np.flatnonzero(digests[order[1:], k] == digests[order[:-1], k])
+        for a, b in zip(order[same], order[same + 1], strict=True):
+            if ids[a] != ids[b] and np.array_equal(bits[a, k], bits[b, k]):
+                raise BadStates(
+                    f"states are the same at different tokens: positions {a} and {b} of layer "
+                    f"{convention.layer_ids[k]}"
+                )
+        for other in range(k):
+            if np.array_equal(digests[:, k], digests[:, other]) and np.array_equal(
+                bits[:, k], bits[:, other]
+            ):
+                raise BadStates(
+                    f"states of layers {convention.layer_ids[other]} and "
+                    f"{convention.layer_ids[k]} are the same"
+                )
+
+
+@functools.cache
+def _weights(width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 1 << 31, width, dtype=np.uint32) | np.uint32(1)
 
 
 class Store:
     """The folder of one convention's shards."""
 
     def __init__(self, root: Path, convention: Convention):
+        if convention.hidden_size % 8:
+            raise InputError(
+                f"the verifier's hidden size is {convention.hidden_size}; shards take multiples "
+                "of 8"
+            )
         self.convention = convention
         self.folder = Path(root) / "hidden_states" / convention.key
 
@@ -204,43 +379,81 @@ class Store:
         return self.path(shard).is_file()
 
     def write(self, shard: str, samples: list[Sample]) -> Path:
-        """Check and write a shard; nothing bears its name before it was read back whole."""
+        """Check and write a shard; nothing bears its name before it was opened and its first
+        sample read back.
+
+        Raises `BadStates` for states that fail `check_states`, and for two samples of different
+        tokens with the same states.
+        """
         c = self.convention
-        tensors: dict[str, np.ndarray] = {}
-        index = []
-        for number, sample in enumerate(samples):
+        supervised = c.last_state == "supervised"
+        for sample in samples:
             check_states(sample.states, sample.tokens, c)
-            tensors[f"{number:06d}.tokens"] = sample.tokens.numpy().astype(np.int32)
-            if c.format == "raw":
-                tensors[f"{number:06d}.states"] = _bits(sample.states)
-            else:
-                exponents, rest = pack(sample.states)
-                tensors[f"{number:06d}.exponents"] = exponents
-                tensors[f"{number:06d}.rest"] = rest
-            index.append(
-                {
-                    "id": sample.id,
-                    "key": sample_key(sample.tokens.tolist()),
-                    "tokens": len(sample.tokens),
-                    "checksum": checksum(sample.states),
-                }
-            )
+            if supervised and len(sample.loss_mask or ()) != len(sample.tokens):
+                raise ValueError(f"sample {sample.id}: last_state supervised needs its loss mask")
+        samples = [_as_stored(s, c) for s in samples]
+        masks = [s.loss_mask if supervised else None for s in samples]
+        stored = [
+            rows_by_layer(len(s.tokens), len(c.layer_ids), mask)
+            for s, mask in zip(samples, masks, strict=True)
+        ]
+        index = [
+            {
+                "id": s.id,
+                "key": sample_key(s.tokens.tolist(), mask),
+                "tokens": len(s.tokens),
+                "checksum": checksum(s.states),
+                **({"last_rows": _runs(mask)} if supervised else {}),
+            }
+            for s, mask in zip(samples, masks, strict=True)
+        ]
+        first: dict[str, dict[str, Any]] = {}
+        for entry in index:
+            twin = first.setdefault(entry["checksum"], entry)
+            if twin["key"] != entry["key"]:
+                raise BadStates(f"samples {twin['id']} and {entry['id']} have the same states")
         metadata = {
             "aerie": str(FORMAT_VERSION),
             "shard": shard,
             "format": c.format,
             "layer_ids": json.dumps(list(c.layer_ids)),
-            "last_state": "before the final norm",
+            "last_state": c.last_state,
+            "last_layer": "before the final norm",
             "hidden_size": str(c.hidden_size),
             "verifier": c.fingerprint,
+            "tokenizer": c.tokenizer,
             "samples": json.dumps(index),
         }
+        metadata["checksum"] = _metadata_checksum(metadata)
         path = self.path(shard)
         with whole_file(path) as temporary:
-            save_file(tensors, temporary, metadata)
+            with temporary.open("wb") as raw:
+                file = _TensorFile(raw, metadata, tensors=4 * len(samples) + 1)
+                for number, sample in enumerate(samples):
+                    tokens = sample.tokens.numpy().astype("<i4")
+                    file.add(f"{number:06d}.tokens", "I32", tokens.shape, tokens)
+                if c.format == "lossless":
+                    base, means = exponent_base(
+                        [(_bits(s.states), rows) for s, rows in zip(samples, stored, strict=True)]
+                    )
+                    file.add("base", "U8", base.shape, base)
+                for number, (sample, rows) in enumerate(zip(samples, stored, strict=True)):
+                    name = f"{number:06d}"
+                    if c.format == "raw":
+                        bits = _bits(sample.states)
+                        data = np.concatenate([bits[r, k] for k, r in enumerate(rows)])
+                        file.add(f"{name}.states", "BF16", data.shape, data)
+                    elif c.format == "fp8":
+                        frame = _pack_fp8(*sample.fp8, rows)
+                        file.add(f"{name}.fp8", "U8", (len(frame),), frame)
+                    else:
+                        high, low, rest = pack(_bits(sample.states), rows, base, means)
+                        file.add(f"{name}.exponents", "U8", (len(high),), high)
+                        file.add(f"{name}.low", "U8", (len(low),), low)
+                        file.add(f"{name}.rest", "U8", rest.shape, rest)
+                file.finish()
             with Shard(temporary) as written:
-                for number in range(len(samples)):
-                    written.read(number)
+                written.read(0)
         return path
 
     def find_samples(self, keys: set[str]) -> dict[str, tuple[Path, int]]:
@@ -266,51 +479,170 @@ class Store:
         return target
 
 
+def _as_stored(sample: Sample, convention: Convention) -> Sample:
+    """The sample as it will be read: rows that are not stored are zero, fp8 is rounded."""
+    states, fp8 = sample.states, sample.fp8
+    if convention.last_state == "supervised":
+        states = states.clone()
+        states[~torch.as_tensor(np.asarray(sample.loss_mask, dtype=bool)), -1] = 0
+    if convention.format == "fp8":
+        from hs_connectors.fp8_utils import dequantize_fp8_tensor, quantize_tensor_to_fp8
+
+        fp8 = fp8 or quantize_tensor_to_fp8(states)
+        states = dequantize_fp8_tensor(*fp8)
+    return replace(sample, states=states, fp8=fp8)
+
+
+def _runs(mask: Sequence[bool]) -> list[list[int]]:
+    """[start, end) of each run of true values."""
+    edges = np.flatnonzero(np.diff(np.asarray(mask, dtype=np.int8), prepend=0, append=0))
+    return edges.reshape(-1, 2).tolist()
+
+
+def _metadata_checksum(metadata: dict[str, str]) -> str:
+    text = "\n".join(f"{k}={v}" for k, v in sorted(metadata.items()) if k != "checksum")
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+class _TensorFile:
+    """Writes a safetensors file as its tensors come, so that none but one is held in memory.
+
+    The header is filled in last; `metadata` and the number of `tensors` tell how much room it
+    needs. What is left of it is blank, as the format allows.
+    """
+
+    def __init__(self, file: BinaryIO, metadata: dict[str, str], tensors: int):
+        self.file, self.header = file, {"__metadata__": metadata}
+        self.room = (len(json.dumps(self.header)) + 120 * tensors + 7) // 8 * 8
+        self.end = 0
+        file.seek(8 + self.room)
+
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: Any) -> None:
+        start, self.end = self.end, self.end + memoryview(data).nbytes
+        self.header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, self.end]}
+        self.file.write(data)
+
+    def finish(self) -> None:
+        text = json.dumps(self.header, separators=(",", ":")).encode()
+        assert len(text) <= self.room
+        self.file.seek(0)
+        self.file.write(struct.pack("<Q", self.room) + text.ljust(self.room))
+
+
 class Shard:
-    """An open shard file. `samples`: one entry each with `id`, `key`, `tokens`, `checksum`."""
+    """An open shard file. `samples`: one entry each with `id`, `key`, `tokens`, `checksum`.
+
+    Raises `BadStates` for a file that is cut, damaged or another's, `InputError` for one of a
+    newer Aerie.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         try:
-            self._file = safe_open(str(self.path), framework="numpy")
-            meta = self._file.metadata() or {}
-            if int(meta["aerie"]) > FORMAT_VERSION:
-                raise InputError(f"{path}: written by a newer Aerie (format {meta['aerie']})")
-            self.format = meta["format"]
-            self.layer_ids = tuple(json.loads(meta["layer_ids"]))
-            self.hidden_size = int(meta["hidden_size"])
-            self.fingerprint = meta["verifier"]
-            self.samples: list[dict[str, Any]] = json.loads(meta["samples"])
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            self._file = self.path.open("rb", buffering=0)
+        except OSError as error:
             raise BadStates(f"{path}: not a whole shard ({error})") from error
+        try:
+            self._read_header()
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
+            self._file.close()
+            raise BadStates(f"{path}: not a whole shard ({error})") from error
+        except InputError:
+            self._file.close()
+            raise
+
+    def _read_header(self) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        (room,) = struct.unpack("<Q", self._file.read(8))
+        if room > size - 8:
+            raise ValueError("its header is longer than the file")
+        header = json.loads(self._file.read(room))
+        meta = header.pop("__metadata__")
+        if meta.get("aerie", "").isdecimal() and int(meta["aerie"]) > FORMAT_VERSION:
+            raise InputError(f"{self.path}: written by a newer Aerie (format {meta['aerie']})")
+        if meta["aerie"] != str(FORMAT_VERSION):
+            raise ValueError(f"found format {meta['aerie']}, expected {FORMAT_VERSION}")
+        if meta["checksum"] != _metadata_checksum(meta):
+            raise ValueError("its metadata do not match their checksum")
+        self._places: dict[str, list[int]] = {}
+        for name, entry in header.items():
+            start, end = self._places[name] = entry["data_offsets"]
+            if end - start != WIDTHS[entry["dtype"]] * math.prod(entry["shape"]):
+                raise ValueError(f"tensor {name} has another size than its shape")
+        if 8 + room + max(end for _, end in self._places.values()) != size:
+            raise ValueError("its size is not what its header says")
+        self._data = 8 + room
+        self.format = meta["format"]
+        self.last_state = meta["last_state"]
+        self.layer_ids = tuple(json.loads(meta["layer_ids"]))
+        self.hidden_size = int(meta["hidden_size"])
+        self.fingerprint = meta["verifier"]
+        self.samples: list[dict[str, Any]] = json.loads(meta["samples"])
+        if self.format == "lossless":
+            shape = (len(self.layer_ids), self.hidden_size)
+            self._base = self._bytes(["base"]).reshape(shape).copy()
+
+    def _bytes(self, names: list[str]) -> np.ndarray:
+        """Bytes of tensors that lie side by side, in a buffer of this thread."""
+        start, end = self._places[names[0]][0], self._places[names[-1]][1]
+        buffer = _scratch("file", end - start)
+        if os.preadv(self._file.fileno(), [buffer], self._data + start) != end - start:
+            raise ValueError("the file is cut short")
+        return buffer
 
     def read(self, number: int) -> Sample:
         """Sample at this position, decoded and compared with its checksum."""
         entry = self.samples[number]
-        shape = (entry["tokens"], len(self.layer_ids), self.hidden_size)
-        name = f"{number:06d}"
         try:
-            tokens = torch.from_numpy(self._file.get_tensor(f"{name}.tokens").astype(np.int64))
-            if self.format == "raw":
-                bits = self._file.get_tensor(f"{name}.states").reshape(shape)
-                states = torch.from_numpy(bits).view(torch.bfloat16)
-            else:
-                states = unpack(
-                    self._file.get_tensor(f"{name}.exponents"),
-                    self._file.get_tensor(f"{name}.rest"),
-                    shape,
-                )
-        except (SafetensorError, zstandard.ZstdError, ValueError, OSError) as error:
+            sample = self._decode(f"{number:06d}", entry)
+        except (zstandard.ZstdError, KeyError, ValueError, OSError) as error:
             raise BadStates(f"{self.path}: sample {entry['id']} cannot be read: {error}") from error
-        if checksum(states) != entry["checksum"] or sample_key(tokens.tolist()) != entry["key"]:
+        key = sample_key(sample.tokens.tolist(), sample.loss_mask)
+        if checksum(sample.states) != entry["checksum"] or key != entry["key"]:
             raise BadStates(f"{self.path}: sample {entry['id']} does not match its checksum")
-        return Sample(entry["id"], tokens, states)
+        return sample
+
+    def _decode(self, name: str, entry: dict[str, Any]) -> Sample:
+        length, layers, width = entry["tokens"], len(self.layer_ids), self.hidden_size
+        mask = None
+        if self.last_state == "supervised":
+            mask = np.zeros(length, dtype=bool)
+            for start, end in entry["last_rows"]:
+                mask[start:end] = True
+        rows = rows_by_layer(length, layers, mask)
+        tokens = self._bytes([f"{name}.tokens"]).view("<i4").astype(np.int64)
+        if len(tokens) != length:
+            raise ValueError(f"{len(tokens)} tokens, the index says {length}")
+        bits = np.empty((length, layers, width), np.uint16)
+        fp8 = None
+        if mask is not None:
+            bits[~mask, -1] = 0
+        if self.format == "raw":
+            data = self._bytes([f"{name}.states"]).view(np.uint16).reshape(-1, width)
+            for k, part in enumerate(_cut(rows)):
+                bits[rows[k], k] = data[part]
+        elif self.format == "fp8":
+            fp8 = _unpack_fp8(self._bytes([f"{name}.fp8"]), rows, bits)
+        else:
+            names = [f"{name}.exponents", f"{name}.low", f"{name}.rest"]
+            data = self._bytes(names)
+            ends = np.cumsum([np.diff(self._places[n])[0] for n in names])
+            unpack(np.split(data, ends[:2]), rows, self._base, bits)
+        states = torch.from_numpy(bits).view(torch.bfloat16)
+        return Sample(entry["id"], torch.from_numpy(tokens), states, mask, fp8)
+
+    def omitted_bytes(self) -> int:
+        """Bytes of bf16 states of the last layer that are not stored: no loss is taken there."""
+        if self.last_state == "all":
+            return 0
+        kept = sum(end - start for s in self.samples for start, end in s["last_rows"])
+        return 2 * self.hidden_size * (sum(s["tokens"] for s in self.samples) - kept)
 
     def __enter__(self) -> "Shard":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.__exit__(None, None, None)
+        self._file.close()
 
 
 def file_checksum(path: Path) -> str:

@@ -490,6 +490,7 @@ def describe_states(run: Run) -> dict[str, Any]:
             "samples",
             "tokens",
             "raw_bytes",
+            "omitted_bytes",
             "bytes",
             "extracted_samples",
             "extracted_tokens",

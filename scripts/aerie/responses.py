@@ -300,7 +300,8 @@ class Capture:
                     rows.append((row, states if whole or row.id == last else None))
             if not rows or any(states is None for _, states in rows):
                 return
-            shard = describe_shard(split, [row for row, _ in rows])["id"]
+            last_state = self.store.convention.last_state
+            shard = describe_shard(split, [row for row, _ in rows], last_state)["id"]
             if self.store.has(shard):
                 return
             samples = []
@@ -308,7 +309,7 @@ class Capture:
                 states, tokens = read_captured(path)
                 if tokens.tolist() != row.input_ids:
                     raise BadStates(f"sample {row.id}: captured tokens are not those of the row")
-                samples.append(Sample(row.id, tokens, states))
+                samples.append(Sample(row.id, tokens, states, row.loss_mask))
             row = rows[0][0]
             chosen = [*row.input_ids[row.last_turn :], row.next_token]
             self.teacher.check(samples[0].states, chosen, self.greedy)

@@ -117,10 +117,15 @@ def group_by_shard(records: list[dict[str, Any]], mean: int) -> list[list[int]]:
     return group_records([r["id"] for r in records], mean)
 
 
-def describe_shard(split: str, rows: list[Row]) -> dict[str, Any]:
-    """The entry of `samples/shards.json` for the samples of one group, in order."""
+def describe_shard(split: str, rows: list[Row], last_state: str = "all") -> dict[str, Any]:
+    """The entry of `samples/shards.json` for the samples of one group, in order.
+
+    With `last_state: supervised` the loss masks say what is stored, so they are part of the id.
+    """
+    supervised = last_state == "supervised"
+    keys = (sample_key(r.input_ids, r.loss_mask if supervised else None) for r in rows)
     return {
-        "id": shard_id(sample_key(r.input_ids) for r in rows),
+        "id": shard_id(keys),
         "split": split,
         "tokens": sum(len(r.input_ids) for r in rows),
         "samples": [r.id for r in rows],

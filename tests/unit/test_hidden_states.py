@@ -1,5 +1,4 @@
 import json
-import struct
 
 import numpy as np
 import pytest
@@ -7,6 +6,7 @@ import torch
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from aerie import hidden_states as hs
 from aerie.hidden_states import BadStates, Convention, Sample, Shard, Store
@@ -20,15 +20,21 @@ def sample(name: str, tokens: int, seed: int = 0) -> Sample:
     return Sample(name, torch.arange(tokens, dtype=torch.int64) + seed, states)
 
 
-@given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=400), st.integers(1, 5))
+@given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=400), st.integers(1, 5), st.data())
 @settings(max_examples=200, deadline=None)
-def test_every_bit_pattern_survives_packing(bits, tokens):
-    width = max(1, len(bits) // tokens)
-    array = np.resize(np.array(bits, np.uint16), (tokens, 1, width))
-    states = torch.from_numpy(array).view(torch.bfloat16)
-    exponents, rest = hs.pack(states)
-    back = hs.unpack(exponents, rest, (tokens, 1, width))
-    assert np.array_equal(back.view(torch.uint16).numpy(), array)
+def test_every_bit_pattern_survives_packing(values, tokens, data):
+    width = 8 * max(1, len(values) // (8 * tokens))
+    bits = np.resize(np.array(values, np.uint16), (tokens, 2, width))
+    mask = data.draw(st.none() | st.lists(st.booleans(), min_size=tokens, max_size=tokens))
+    stored = hs.rows_by_layer(tokens, 2, mask)
+    base, means = hs.exponent_base([(bits, stored)])
+    packed = [np.frombuffer(p, np.uint8) for p in hs.pack(bits, stored, base, means)]
+    back = np.zeros_like(bits)
+    hs.unpack(packed, stored, base, back)
+    expected = bits.copy()
+    if mask is not None:
+        expected[~np.array(mask), -1] = 0
+    assert np.array_equal(back, expected)
 
 
 @pytest.mark.parametrize("form", ["lossless", "raw"])
@@ -47,34 +53,50 @@ def test_a_shard_gives_back_each_sample_bit_for_bit(tmp_path, form):
             )
 
 
-def test_a_reader_of_somebody_else_reads_it(tmp_path):
-    """Written from docs/formats.md alone: safetensors by hand, zstandard, bits."""
-    path = Store(tmp_path, CONVENTION).write("0" * 32, [sample("a", 4), sample("b", 9, 5)])
-    raw = path.read_bytes()
-    (length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8 : 8 + length])
-    meta = header["__metadata__"]
-    entry = json.loads(meta["samples"])[1]
-    width = len(json.loads(meta["layer_ids"])) * int(meta["hidden_size"])
+MASK = [False, False, True, True, False, False, True, True, True]
 
-    def blob(name):
-        start, end = header[f"000001.{name}"]["data_offsets"]
-        return raw[8 + length + start : 8 + length + end]
 
-    tokens = np.frombuffer(blob("tokens"), "<i4")
-    unpack = zstandard.ZstdDecompressor().decompress
-    exponents = np.frombuffer(unpack(blob("exponents")), np.uint8).reshape(width, entry["tokens"])
-    rest = np.frombuffer(unpack(blob("rest")), np.uint8).reshape(entry["tokens"], width)
-    bits = (
-        ((rest.astype(np.uint32) & 0x80) << 8)
-        | (exponents.T.astype(np.uint32) << 7)
-        | (rest & 0x7F)
-    )
-    values = (bits << 16).view(np.float32)
-    expected = sample("b", 9, 5)
-    assert entry["id"] == "b"
-    assert tokens.tolist() == expected.tokens.tolist()
-    assert np.array_equal(values, expected.states.float().numpy().reshape(9, width))
+@pytest.mark.parametrize("last_state", ["all", "supervised"])
+def test_a_reader_of_somebody_else_reads_it(tmp_path, last_state):
+    """Written from docs/formats.md alone: the stock safetensors library, zstandard, bits."""
+    convention = Convention("f" * 32, (1, 2, 4), 16, "lossless", last_state)
+    samples = [sample("a", 4), sample("b", 9, 5)]
+    samples[0].loss_mask, samples[1].loss_mask = [True] * 4, MASK
+    path = Store(tmp_path, convention).write("0" * 32, samples)
+    expected = samples[1].states.float().numpy()
+    if last_state == "supervised":
+        expected[~np.array(MASK), -1] = 0
+
+    def unzstd(frame):
+        return np.frombuffer(zstandard.decompress(frame.tobytes()), np.uint8)
+
+    with safe_open(path, framework="numpy") as file:
+        meta, name = file.metadata(), "000001"
+        entry = json.loads(meta["samples"])[1]
+        tokens = file.get_tensor(f"{name}.tokens")
+        layers, width, length = len(json.loads(meta["layer_ids"])), int(meta["hidden_size"]), 9
+        base = file.get_tensor("base")
+        high, low = unzstd(file.get_tensor(f"{name}.exponents")), file.get_tensor(f"{name}.low")
+        rest = file.get_tensor(f"{name}.rest")
+    places = [range(length)] * layers
+    if "last_rows" in entry:
+        places[-1] = [i for start, end in entry["last_rows"] for i in range(start, end)]
+    row = [(k, t) for k in range(layers) for t in places[k]]
+    offset, exponent = high[: len(row), None], high[len(row) :].reshape(-1, width)
+    exponent = exponent + offset + base[[k for k, _ in row]]
+    part = np.arange(8)[:, None]
+    low = unzstd(low).reshape(len(row), 1, width // 8) >> part & 1
+    rest = rest.reshape(len(row), 7, width // 8)
+    last = np.bitwise_or.reduce(rest >> 7 << part[:7], axis=1, keepdims=True)
+    seven = np.concatenate([rest & 127, last], axis=1).astype(np.uint16)
+    bits = ((seven & 64) << 9 | (seven & 63) << 1 | low).reshape(-1, width)
+    bits = bits.astype(np.uint32) | exponent.astype(np.uint32) << 7
+    values = np.zeros((length, layers, width), np.float32)
+    for (k, t), found in zip(row, bits, strict=True):
+        values[t, k] = (found << 16).view(np.float32)
+
+    assert tokens.tolist() == samples[1].tokens.tolist()
+    assert np.array_equal(values, expected)
 
 
 def spoil(kind: str, s: Sample) -> Sample:
@@ -95,17 +117,41 @@ def spoil(kind: str, s: Sample) -> Sample:
         states = states[:, :-1]
     elif kind == "float32":
         states = states.float()
+    elif kind == "one position zero":
+        states[3, 1] = 0
+    elif kind == "half zero":
+        states[3, 1, :9] = 0
+    elif kind == "one position twice":
+        states[6, 2] = states[2, 2]
+    elif kind == "one layer twice":
+        states[:, 2] = states[:, 1]
+    elif kind == "another's":
+        states = sample("a", 8).states
     return Sample(s.id, s.tokens, states)
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["zeros", "constant", "nan", "infinity", "short", "repeated", "layer missing", "float32"],
+    [
+        "zeros",
+        "constant",
+        "nan",
+        "infinity",
+        "short",
+        "repeated",
+        "layer missing",
+        "float32",
+        "one position zero",
+        "half zero",
+        "one position twice",
+        "one layer twice",
+        "another's",
+    ],
 )
 def test_wrong_states_never_get_a_name(tmp_path, kind):
     store = Store(tmp_path, CONVENTION)
     with pytest.raises(BadStates):
-        store.write("0" * 32, [sample("a", 5), spoil(kind, sample("b", 8, 1))])
+        store.write("0" * 32, [sample("a", 8), spoil(kind, sample("b", 8, 1))])
     assert not store.has("0" * 32)
     assert not list(store.folder.glob("*")) if store.folder.exists() else True
 
@@ -113,10 +159,9 @@ def test_wrong_states_never_get_a_name(tmp_path, kind):
 def test_any_flipped_byte_or_cut_is_found_when_read(tmp_path):
     path = Store(tmp_path, CONVENTION).write("0" * 32, [sample("a", 20), sample("b", 20, 2)])
     whole = path.read_bytes()
-    (header,) = struct.unpack("<Q", whole[:8])
     random = np.random.default_rng(0)
     damaged = [whole[: int(n)] for n in random.integers(0, len(whole), 20)]
-    for position in random.integers(8 + header, len(whole), 60):
+    for position in random.integers(0, len(whole), 200):
         copy = bytearray(whole)
         copy[position] ^= 1 << int(random.integers(8))
         damaged.append(bytes(copy))
@@ -125,6 +170,60 @@ def test_any_flipped_byte_or_cut_is_found_when_read(tmp_path):
         with pytest.raises(BadStates), Shard(path) as shard:
             for number in range(len(shard.samples)):
                 shard.read(number)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "constant", "nan", "infinity", "swapped"])
+def test_states_spoilt_in_the_file_are_found_when_read(tmp_path, kind):
+    """A whole file, with a header that fits, whose states are others than were checked."""
+    store = Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, "raw"))
+    samples = [sample("a", 8), sample("b", 8, 1)]
+    path = store.write("0" * 32, samples)
+    whole = bytearray(path.read_bytes())
+    a, b = (s.states.transpose(0, 1).contiguous().view(torch.uint8).numpy() for s in samples)
+    at_a, at_b = whole.index(a.tobytes()), whole.index(b.tobytes())
+    if kind == "swapped":
+        whole[at_a : at_a + a.nbytes], whole[at_b : at_b + b.nbytes] = b.tobytes(), a.tobytes()
+    else:
+        spoilt = {"zeros": 0, "constant": 0.5, "nan": float("nan"), "infinity": float("inf")}
+        value = torch.full_like(samples[0].states, spoilt[kind]).view(torch.uint8).numpy()
+        whole[at_a : at_a + a.nbytes] = value.tobytes()
+    path.write_bytes(whole)
+    with Shard(path) as shard, pytest.raises(BadStates, match="checksum"):
+        shard.read(0)
+
+
+@pytest.mark.parametrize("form", ["lossless", "raw", "fp8"])
+def test_the_last_layer_where_no_loss_is_taken_is_left_out(tmp_path, form):
+    states = sample("b", 9, 5)
+    states.loss_mask = MASK
+    sizes = {}
+    for last_state in ("all", "supervised"):
+        store = Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, form, last_state))
+        path = store.write("0" * 32, [states])
+        sizes[last_state] = path.stat().st_size
+        with Shard(path) as shard:
+            got, left_out = shard.read(0), shard.omitted_bytes()
+            key = shard.samples[0]["key"]
+    assert left_out == 4 * 16 * 2
+    expected = states.states.clone()
+    expected[~torch.tensor(MASK), -1] = 0
+    assert torch.allclose(got.states.float(), expected.float(), rtol=0.07, atol=0.01)
+    assert form == "fp8" or torch.equal(got.states, expected)
+    # Another mask keeps other rows, so it is another sample.
+    assert key != store.key(states.tokens.tolist(), [True] * 9)
+    again = Store(tmp_path / "copy", store.convention).write("1" * 32, [got])
+    with Shard(again) as shard:
+        assert torch.equal(shard.read(0).states, got.states)
+
+
+def test_fp8_is_what_upstream_makes_of_the_states(tmp_path):
+    from hs_connectors.fp8_utils import dequantize_fp8_tensor, quantize_tensor_to_fp8
+
+    original = sample("b", 30, 5)
+    path = Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, "fp8")).write("0" * 32, [original])
+    with Shard(path) as shard:
+        got = shard.read(0)
+    assert torch.equal(got.states, dequantize_fp8_tensor(*quantize_tensor_to_fp8(original.states)))
 
 
 def test_a_foreign_file_is_named_in_the_error(tmp_path):

@@ -129,7 +129,8 @@ class FakeRun:
                     "layer_ids": [2, 15, 27, 30],
                     "hidden_size": 576,
                     "format": "lossless",
-                    "last_state": "before the final norm",
+                    "last_layer": "before the final norm",
+                    "last_state": "supervised",
                 },
                 "shards": [
                     {"id": "x", "split": "train", "samples": ["s"] * 937, "tokens": 140_000},
@@ -139,6 +140,7 @@ class FakeRun:
                 "tokens": 152_000,
                 "raw_bytes": 152_000 * 4608,
                 "bytes": 152_000 * 3060,
+                "omitted_bytes": 30_000_000,
                 "extracted_samples": 210,
                 "extracted_tokens": 34_000,
                 "copied_samples": 0,
@@ -407,6 +409,7 @@ def test_hidden_states_say_their_size_and_origin(fake, page):
     assert "118,000 tokens while answering" in text
     assert "68,000 tokens (420 samples) by 2 lanes" in text
     assert "2, 15, 27, 30" in text and "before the final norm" in text
+    assert "left out, of the last layer where no loss is taken" in text
 
 
 def test_several_drafters_stand_side_by_side(fake, page):

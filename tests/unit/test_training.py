@@ -19,11 +19,11 @@ from aerie.training import (
 
 @pytest.fixture
 def shard(tmp_path):
-    """One sample of five tokens; the state of position i in layer k is 10 i + k."""
+    """One sample of five tokens; the state of position i in layer k is 10 i + k + less than one."""
     tokens = torch.tensor([5, 6, 7, 8, 9])
-    states = torch.stack([torch.full((3, 4), 10.0 * i) for i in range(5)])
-    states += torch.arange(3)[None, :, None] + torch.arange(4)[None, None, :] / 8
-    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 4))
+    states = torch.stack([torch.full((3, 8), 10.0 * i) for i in range(5)])
+    states += torch.arange(3)[None, :, None] + torch.arange(8)[None, None, :] / 8
+    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 8))
     path = store.write("0" * 32, [Sample("r", tokens, states.to(torch.bfloat16))])
     return str(path)
 
@@ -43,7 +43,7 @@ def test_slots_are_aligned_as_the_convention_says(shard):
     assert [int(x) // 10 for x in batch["hidden_states"][:, 0]] == [0, 1, 2, 3]
     assert [int(x) // 10 for x in batch["verifier_last_hidden_states"][:, 0]] == [1, 2, 3, 4]
     # Layers 1 and 2 are fed side by side, layer 6 is the teacher's.
-    assert [int(x) % 10 for x in batch["hidden_states"][0, [0, 4]]] == [0, 1]
+    assert [int(x) % 10 for x in batch["hidden_states"][0, [0, 8]]] == [0, 1]
     assert int(batch["verifier_last_hidden_states"][0, 0]) % 10 == 2
     assert dataset.approx_lengths == [4]
 

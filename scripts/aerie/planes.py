@@ -1,0 +1,135 @@
+"""Compiled loops over the bits of bf16 states: checks, and splitting into planes.
+
+numba compiles them once a machine and keeps them beside this file; they hold no GIL. A bf16
+value is sign (bit 15), exponent (bits 14 to 7), mantissa (bits 6 to 0).
+"""
+
+import numba
+import numpy as np
+
+_compiled = numba.njit(nogil=True, cache=True)
+
+NOT_FINITE, CONSTANT, ZEROS = 1, 2, 4
+
+
+@_compiled
+def scan(bits, weights, digests):
+    """Faults of states `bits` uint16 [T, ids, hidden]: an or of the constants above.
+
+    NaN or infinity; one value in all channels of a row; zero in more than half of a row.
+    `digests` uint32 [T, ids] gets a hash of each row, with `weights` uint32 [hidden], odd.
+    """
+    faults = 0
+    length, layers, width = bits.shape
+    for t in range(length):
+        for k in range(layers):
+            row = bits[t, k]
+            first = row[0]
+            differs = np.uint16(0)
+            infinite = np.uint16(0)
+            zeros = np.uint32(0)
+            digest = np.uint32(0)
+            for c in range(width):
+                value = row[c]
+                differs |= np.uint16(value ^ first)
+                infinite |= np.uint16((value & 0x7F80) == 0x7F80)
+                zeros += np.uint32((value & 0x7FFF) == 0)
+                digest += np.uint32(value) * weights[c]
+            digests[t, k] = digest
+            if infinite:
+                faults |= NOT_FINITE
+            if differs == 0 and width > 1:
+                faults |= CONSTANT
+            if 2 * zeros > width:
+                faults |= ZEROS
+    return faults
+
+
+@_compiled
+def _seven(value):
+    return np.uint16((value >> np.uint16(9)) & np.uint16(0x40)) | np.uint16(
+        (value >> np.uint16(1)) & np.uint16(0x3F)
+    )
+
+
+@_compiled
+def split(bits, layer, rows, base, mean, exponents, offsets, low, rest):
+    """One layer of `bits` uint16 [T, ids, hidden] into planes, only `rows` int64 [R] of it.
+
+    `exponents` uint8 [R, hidden] gets exponent - base[channel] - offset[row], modulo 256;
+    `offsets` uint8 [R] (two's complement) how far the row's mean lies from `mean`; `base` uint8
+    [hidden]. A row is eight parts of E = hidden / 8 channels: bit i of `low` uint8 [R, E] is the
+    mantissa's lowest bit in part i. The seven bits left, sign x 64 + mantissa // 2, of parts 0
+    to 6 are the lower bits of `rest` uint8 [R, 7 E]; its highest bit in part i is bit i of part 7.
+    """
+    part = bits.shape[2] // 8
+    sevens = np.empty(part, np.uint8)
+    for r in range(len(rows)):
+        row = bits[rows[r], layer]
+        high, lowest, others = exponents[r], low[r], rest[r]
+        for c in range(len(row)):
+            high[c] = np.uint8(row[c] >> 7) - base[c]
+        last = row[7 * part :]
+        for j in range(part):
+            sevens[j] = _seven(last[j])
+            lowest[j] = (last[j] & 1) << 7
+        for i in range(7):
+            here, out = row[i * part : (i + 1) * part], others[i * part : (i + 1) * part]
+            bit = np.uint8(1 << i)
+            shift = np.uint8(7 - i)
+            for j in range(part):
+                value = here[j]
+                out[j] = np.uint8(_seven(value)) | np.uint8(np.uint8(sevens[j] & bit) << shift)
+                lowest[j] |= np.uint8(np.uint8(value & 1) << np.uint8(i))
+        total = 0
+        for c in range(len(row)):
+            total += np.int8(high[c])
+        offset = np.uint8(np.int64(np.rint(total / len(row) - mean)))
+        offsets[r] = offset
+        if offset:
+            for c in range(len(row)):
+                high[c] -= offset
+
+
+@_compiled
+def merge(exponents, offsets, low, rest, rows, base, layer, bits):
+    """The inverse of `split`; rows of `bits` that are not in `rows` stay as they are."""
+    part = bits.shape[2] // 8
+    sevens = np.empty(part, np.uint8)
+    for r in range(len(rows)):
+        row = bits[rows[r], layer]
+        high, lowest, others = exponents[r], low[r], rest[r]
+        offset = offsets[r]
+        sevens[:] = 0
+        for i in range(8):
+            out, e = row[i * part : (i + 1) * part], high[i * part : (i + 1) * part]
+            b = base[i * part : (i + 1) * part]
+            if i < 7:
+                here = others[i * part : (i + 1) * part]
+                for j in range(part):
+                    sevens[j] |= (here[j] >> 7) << i
+            else:
+                here = sevens
+            for j in range(part):
+                exponent = np.uint8(e[j] + b[j] + offset)
+                out[j] = (
+                    (np.uint16(here[j] & 0x40) << 9)
+                    | (np.uint16(exponent) << 7)
+                    | (np.uint16(here[j] & 0x3F) << 1)
+                    | ((lowest[j] >> i) & 1)
+                )
+
+
+@_compiled
+def medians(exponents, base):
+    """The median of each channel of `exponents` uint8 [R, hidden] into `base` uint8 [hidden]."""
+    counts = np.empty(256, np.int32)
+    for c in range(exponents.shape[1]):
+        counts[:] = 0
+        for r in range(exponents.shape[0]):
+            counts[exponents[r, c]] += 1
+        below, value = counts[0], 0
+        while 2 * below < exponents.shape[0]:
+            value += 1
+            below += counts[value]
+        base[c] = value
