@@ -32,6 +32,9 @@ QUARANTINE = "damaged"
 # Bytes of a value of the types in a shard, by safetensors' names.
 WIDTHS = {"U8": 1, "BF16": 2, "I32": 4}
 
+# What a float8_e4m3fn code stands for.
+E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+
 # Huffman coding of literals and next to no search for matches, which hidden states do not hold:
 # faster and smaller than any level (benchmarks/pack_states.py).
 ZSTD = zstandard.ZstdCompressionParameters(
@@ -95,7 +98,7 @@ class Sample:
     tokens: torch.Tensor
     states: torch.Tensor
     loss_mask: Sequence[bool] | None = None
-    fp8: tuple[torch.Tensor, torch.Tensor] | None = None
+    fp8: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def sample_key(tokens: Iterable[int], loss_mask: Sequence[bool] | None = None) -> str:
@@ -231,31 +234,26 @@ def unpack(
         planes.merge(exponents[at], offsets[at], low[at], rest[at], stored[k], base[k], k, bits)
 
 
-def _pack_fp8(codes: torch.Tensor, scales: torch.Tensor, stored: list[np.ndarray]) -> bytes:
-    """A frame of the scales float32 [T] and the codes float8_e4m3fn of the stored rows."""
-    plain = codes.view(torch.uint8).numpy()
-    parts = [plain[rows, k].reshape(-1) for k, rows in enumerate(stored)]
-    return compress(
-        np.concatenate([scales.reshape(-1).numpy().astype("<f4").view(np.uint8), *parts])
-    )
+def pack_fp8(codes: np.ndarray, scales: np.ndarray, stored: list[np.ndarray]) -> bytes:
+    """A frame of the scales float32 [T] and of the stored rows of codes uint8 [T, ids, hidden]."""
+    parts = [codes[rows, k].reshape(-1) for k, rows in enumerate(stored)]
+    return compress(np.concatenate([scales.astype("<f4").view(np.uint8), *parts]))
 
 
-def _unpack_fp8(
+def unpack_fp8(
     frame: np.ndarray, stored: list[np.ndarray], bits: np.ndarray
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Fill the stored rows of `bits` [T, ids, hidden]; return codes and scales of all rows."""
-    from hs_connectors.fp8_utils import dequantize_fp8_tensor
-
     length, _, width = bits.shape
-    plain = _scratch("packed", 4 * length + sum(map(len, stored)) * width)
+    plain = _scratch("high", 4 * length + sum(map(len, stored)) * width)
     decompress(frame, plain)
-    scales = torch.from_numpy(plain[: 4 * length].view("<f4").copy()).view(-1, 1, 1)
+    scales = plain[: 4 * length].view("<f4").copy()
+    found = plain[4 * length :].reshape(-1, width)
     codes = np.zeros(bits.shape, np.uint8)
-    for k, part in enumerate(_cut(stored)):
-        codes[stored[k], k] = plain[4 * length :].reshape(-1, width)[part]
-    fp8 = torch.from_numpy(codes).view(torch.float8_e4m3fn)
-    bits[:] = _bits(dequantize_fp8_tensor(fp8, scales))
-    return fp8, scales
+    for k, at in enumerate(_cut(stored)):
+        codes[stored[k], k] = found[at]
+        planes.dequantize(found[at], E4M3, scales, stored[k], k, bits)
+    return codes, scales
 
 
 class Teacher:
@@ -314,8 +312,15 @@ class Teacher:
             )
 
 
-def check_states(states: torch.Tensor, tokens: torch.Tensor, convention: Convention) -> None:
+def check_states(
+    states: torch.Tensor,
+    tokens: torch.Tensor,
+    convention: Convention,
+    loss_mask: Sequence[bool] | None = None,
+) -> None:
     """Raise `BadStates` for states that cannot be those of `tokens`.
+
+    With `loss_mask` the last layer is looked at only where that is set.
 
     Wrong shape or dtype; NaN or infinity; a row with one value in all channels or mostly zeros;
     a row that is the same at different tokens, whatever lies between them; two layers alike.
@@ -328,7 +333,8 @@ def check_states(states: torch.Tensor, tokens: torch.Tensor, convention: Convent
         )
     bits = _bits(states)
     digests = np.empty(wanted[:2], np.uint32)
-    faults = planes.scan(bits, _weights(wanted[2]), digests)
+    last = np.ones(len(bits), bool) if loss_mask is None else np.asarray(loss_mask, dtype=bool)
+    faults = planes.scan(bits, last, _weights(wanted[2]), digests)
     if faults & planes.NOT_FINITE:
         raise BadStates("states hold NaN or infinity")
     if faults & planes.CONSTANT:
@@ -336,8 +342,8 @@ def check_states(states: torch.Tensor, tokens: torch.Tensor, convention: Convent
     if faults & planes.ZEROS:
         raise BadStates("states are mostly zeros at a position")
     ids = tokens.numpy()
-    for k in range(wanted[1]):
-        order = np.argsort(digests[:, k], kind="stable")
+    for k, places in enumerate(rows_by_layer(wanted[0], wanted[1], loss_mask)):
+        order = places[np.argsort(digests[places, k], kind="stable")]
         same = np.flatnonzero(digests[order[1:], k] == digests[order[:-1], k])
         for a, b in zip(order[same], order[same + 1], strict=True):
             if ids[a] != ids[b] and np.array_equal(bits[a, k], bits[b, k]):
@@ -378,6 +384,11 @@ class Store:
     def has(self, shard: str) -> bool:
         return self.path(shard).is_file()
 
+    def key(self, tokens: Sequence[int], loss_mask: Sequence[bool]) -> str:
+        """`sample_key` of a sample in this convention."""
+        supervised = self.convention.last_state == "supervised"
+        return sample_key(tokens, loss_mask if supervised else None)
+
     def write(self, shard: str, samples: list[Sample]) -> Path:
         """Check and write a shard; nothing bears its name before it was opened and its first
         sample read back.
@@ -388,9 +399,9 @@ class Store:
         c = self.convention
         supervised = c.last_state == "supervised"
         for sample in samples:
-            check_states(sample.states, sample.tokens, c)
-            if supervised and len(sample.loss_mask or ()) != len(sample.tokens):
-                raise ValueError(f"sample {sample.id}: last_state supervised needs its loss mask")
+            check_states(sample.states, sample.tokens, c, sample.loss_mask if supervised else None)
+            if supervised and len(sample.loss_mask) != len(sample.tokens):
+                raise ValueError(f"sample {sample.id}: the loss mask has another length")
         samples = [_as_stored(s, c) for s in samples]
         masks = [s.loss_mask if supervised else None for s in samples]
         stored = [
@@ -444,7 +455,7 @@ class Store:
                         data = np.concatenate([bits[r, k] for k, r in enumerate(rows)])
                         file.add(f"{name}.states", "BF16", data.shape, data)
                     elif c.format == "fp8":
-                        frame = _pack_fp8(*sample.fp8, rows)
+                        frame = pack_fp8(*sample.fp8, rows)
                         file.add(f"{name}.fp8", "U8", (len(frame),), frame)
                     else:
                         high, low, rest = pack(_bits(sample.states), rows, base, means)
@@ -486,10 +497,15 @@ def _as_stored(sample: Sample, convention: Convention) -> Sample:
         states = states.clone()
         states[~torch.as_tensor(np.asarray(sample.loss_mask, dtype=bool)), -1] = 0
     if convention.format == "fp8":
-        from hs_connectors.fp8_utils import dequantize_fp8_tensor, quantize_tensor_to_fp8
-
-        fp8 = fp8 or quantize_tensor_to_fp8(states)
-        states = dequantize_fp8_tensor(*fp8)
+        bits = _bits(states)
+        if fp8 is None:
+            fp8 = np.empty(bits.shape, np.uint8), np.empty(len(bits), np.float32)
+            planes.quantize(bits, *fp8)
+        rounded, every = np.empty_like(bits), np.arange(len(bits))
+        for k in range(bits.shape[1]):
+            codes = np.ascontiguousarray(fp8[0][:, k])
+            planes.dequantize(codes, E4M3, fp8[1], every, k, rounded)
+        states = torch.from_numpy(rounded).view(torch.bfloat16)
     return replace(sample, states=states, fp8=fp8)
 
 
@@ -622,7 +638,7 @@ class Shard:
             for k, part in enumerate(_cut(rows)):
                 bits[rows[k], k] = data[part]
         elif self.format == "fp8":
-            fp8 = _unpack_fp8(self._bytes([f"{name}.fp8"]), rows, bits)
+            fp8 = unpack_fp8(self._bytes([f"{name}.fp8"]), rows, bits)
         else:
             names = [f"{name}.exponents", f"{name}.low", f"{name}.rest"]
             data = self._bytes(names)

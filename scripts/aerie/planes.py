@@ -13,16 +13,77 @@ NOT_FINITE, CONSTANT, ZEROS = 1, 2, 4
 
 
 @_compiled
-def scan(bits, weights, digests):
+def quantize(bits, codes, scales):
+    """States `bits` uint16 [T, ids, hidden] to float8_e4m3fn `codes` uint8, with `scales`
+    float32 [T]: what hs_connectors.fp8_utils.quantize_tensor_to_fp8 gives, which torch computes
+    several times slower on a CPU. Rounds to nearest, ties to even."""
+    length, layers, width = bits.shape
+    row = np.empty(width, np.uint32)
+    values = row.view(np.float32)
+    for t in range(length):
+        largest = np.uint16(0)
+        for k in range(layers):
+            for c in range(width):
+                largest = max(largest, np.uint16(bits[t, k, c] & 0x7FFF))
+        row[0] = np.uint32(largest) << np.uint32(16)
+        scale = max(values[0] / np.float32(448), np.float32(1e-12))
+        scales[t] = scale
+        for k in range(layers):
+            for c in range(width):
+                row[c] = np.uint32(bits[t, k, c] & 0x7FFF) << np.uint32(16)
+            for c in range(width):
+                values[c] = values[c] / scale
+            for c in range(width):
+                x = row[c]
+                if x >= np.uint32(121 << 23):  # 2^-6, the smallest normal number
+                    x += np.uint32(0x7FFFF) + ((x >> np.uint32(20)) & np.uint32(1))
+                    code = (x >> np.uint32(20)) - np.uint32(120 << 3)
+                else:
+                    code = np.uint32(np.rint(values[c] * np.float32(512)))
+                sign = np.uint32(bits[t, k, c] >> 8) & np.uint32(0x80)
+                codes[t, k, c] = np.uint8(code | sign)
+
+
+@_compiled
+def dequantize(codes, values, scales, rows, layer, bits):
+    """Fill `rows` of one layer of `bits` uint16 [T, ids, hidden] with value x scale in bf16.
+
+    `codes` uint8 [R, hidden]; `values` float32 [256]: what a code stands for; `scales` float32
+    [T], as stored. Same bits as hs_connectors.fp8_utils.dequantize_fp8_tensor.
+    """
+    width = codes.shape[1]
+    row = np.empty(width, np.float32)
+    words = row.view(np.uint32)
+    for r in range(len(rows)):
+        row[0] = scales[rows[r]]
+        rounded = words[0] + np.uint32(0x7FFF) + ((words[0] >> np.uint32(16)) & np.uint32(1))
+        words[0] = rounded & np.uint32(0xFFFF0000)
+        scale = row[0]
+        for c in range(width):
+            row[c] = values[codes[r, c]] * scale
+        out = bits[rows[r], layer]
+        for c in range(width):
+            x = words[c]
+            out[c] = np.uint16(
+                (x + np.uint32(0x7FFF) + ((x >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            )
+
+
+@_compiled
+def scan(bits, last, weights, digests):
     """Faults of states `bits` uint16 [T, ids, hidden]: an or of the constants above.
 
     NaN or infinity; one value in all channels of a row; zero in more than half of a row.
-    `digests` uint32 [T, ids] gets a hash of each row, with `weights` uint32 [hidden], odd.
+    `last` bool [T]: where the last layer
+    is looked at. `digests` uint32 [T, ids] gets a hash of each row, with `weights` uint32 [hidden], odd.
     """
     faults = 0
     length, layers, width = bits.shape
     for t in range(length):
         for k in range(layers):
+            if k == layers - 1 and not last[t]:
+                digests[t, k] = 0
+                continue
             row = bits[t, k]
             first = row[0]
             differs = np.uint16(0)

@@ -4,6 +4,7 @@ import logging
 import pytest
 import torch
 
+from aerie.config import Drafter
 from aerie.hidden_states import Convention, Sample, Store
 from aerie.samples import Row
 from aerie.training import (
@@ -130,3 +131,45 @@ def test_a_checkpoint_in_work_is_none(tmp_path):
     (tmp_path / "step-000000010").mkdir()
     (tmp_path / "step-000000002").mkdir()
     assert [p.name for p in whole_checkpoints(tmp_path)] == ["step-000000002", "step-000000010"]
+
+
+def test_training_is_the_same_without_the_states_where_no_loss_is_taken(tmp_path, tiny_verifier):
+    """Losses and gradients of speculators' own eagle3 model, bit for bit."""
+    from speculators.model import SpeculatorModel
+    from speculators.models.eagle3.data import shift_batch
+    from speculators.train.cli import build_draft_model
+    from speculators.train.data import create_collate_fn
+
+    from aerie.training import _Namespace, _speculators_arguments
+
+    generator = torch.Generator().manual_seed(1)
+    rows, samples = [], []
+    for number, length in enumerate((40, 23)):
+        tokens = torch.randint(3, 400, (length,), generator=generator)
+        mask = [12 <= i < 20 or i >= length - 9 for i in range(length)]
+        states = torch.randn(length, 4, 128, generator=generator).to(torch.bfloat16)
+        samples.append(Sample(f"r{number}", tokens, states, mask))
+        rows.append(Row(f"r{number}", "r", "s", "train", tokens.tolist(), mask, 12, 2))
+    settings = Drafter(vocabulary="full").model_dump()
+    arguments = _speculators_arguments(settings, tiny_verifier, [1, 2, 3], False, False)
+    model_class = SpeculatorModel.registry["eagle3"]
+    found = {}
+    for last_state in ("all", "supervised"):
+        store = Store(tmp_path, Convention("f" * 32, (1, 2, 3, 6), 128, "lossless", last_state))
+        path = str(store.write("0" * 32, samples))
+        dataset = ShardDataset(rows, ShardTransfer([(path, 0), (path, 1)]), 64, torch.float32)
+        collate = create_collate_fn(64, 128, 3, torch.float32, shift_batch)
+        batch = collate([dataset[0], dataset[1]])
+        torch.manual_seed(0)
+        model = build_draft_model(_Namespace(arguments), model_class, None, None, 512)
+        _, loss, metrics = model(**batch, **model_class.get_trainer_kwargs(**arguments)[0])
+        loss.backward()
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found[last_state] = (loss, metrics, gradients, batch["verifier_last_hidden_states"])
+    (loss, metrics, gradients, states), (loss2, metrics2, gradients2, states2) = found.values()
+    assert loss.item() > 0 and len(gradients) > 5
+    assert not torch.equal(states, states2)
+    assert torch.equal(loss, loss2)
+    assert all(torch.equal(metrics[k], metrics2[k]) for k in metrics)
+    assert gradients.keys() == gradients2.keys()
+    assert all(torch.equal(gradients[k], gradients2[k]) for k in gradients)
