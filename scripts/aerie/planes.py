@@ -74,8 +74,8 @@ def scan(bits, last, weights, digests):
     """Faults of states `bits` uint16 [T, ids, hidden]: an or of the constants above.
 
     NaN or infinity; one value in all channels of a row; zero in more than half of a row.
-    `last` bool [T]: where the last layer
-    is looked at. `digests` uint32 [T, ids] gets a hash of each row, with `weights` uint32 [hidden], odd.
+    `last` bool [T]: where the last layer is looked at. `digests` uint32 [T, ids] gets a hash of
+    each row, with `weights` uint32 [hidden], odd.
     """
     faults = 0
     length, layers, width = bits.shape
