@@ -64,6 +64,9 @@ lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 # Each prints a table and writes results/benchmarks/<name>.json.
 bench: $(ENV_READY) ## run the benchmarks
 	@.venv/bin/python benchmarks/matmul.py
+	@.venv/bin/python benchmarks/pack_states.py
+	@.venv/bin/python benchmarks/write_states.py
+	@.venv/bin/python benchmarks/read_states.py
 
 # Resolves under the Python each lock is for; takes minutes. LOCKS="cpu dev" for some.
 PYTHON311 ?= python3.11

@@ -1,50 +1,75 @@
 #!/usr/bin/env python3
-"""Size and speed of lossless packing against zstandard on the plain bytes, on stored shards.
+"""Bytes and speed of lossless packing beside other ways, on one core.
 
-python benchmarks/pack_states.py results/store/hidden_states/*/*.safetensors
+"exponents": the exponent plane alone, as a share of that plane. GB/s of the bytes put in.
+
+    python benchmarks/pack_states.py
+    python benchmarks/pack_states.py results/store/hidden_states/*/*.safetensors
 """
 
-import sys
+import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import states
 import zstandard
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+from common import record
 
 
 def main() -> None:
-    sys.path.insert(0, str(SCRIPTS))
-    from aerie.hidden_states import Shard, pack, unpack
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shards", nargs="*", type=Path, help="absent: a stand-in, 7,168 wide")
+    arguments = parser.parse_args()
+    if arguments.shards:
+        samples = states.stored(arguments.shards, 150_000_000)
+    else:
+        samples = states.stand_in(4, 512)
 
-    raw = packed = plain = 0
-    seconds = {"pack": 0.0, "unpack": 0.0, "zstd 3": 0.0}
-    for name in sys.argv[1:]:
-        with Shard(Path(name)) as shard:
-            for number in range(len(shard.samples)):
-                states = shard.read(number).states
-                start = time.perf_counter()
-                planes = pack(states)
-                seconds["pack"] += time.perf_counter() - start
-                start = time.perf_counter()
-                unpack(*planes, tuple(states.shape))
-                seconds["unpack"] += time.perf_counter() - start
-                data = bytes_of(states)
-                start = time.perf_counter()
-                plain += len(zstandard.ZstdCompressor(level=3).compress(data))
-                seconds["zstd 3"] += time.perf_counter() - start
-                raw += len(data)
-                packed += sum(len(p) for p in planes)
-    if not raw:
-        sys.exit("name at least one shard: results/store/hidden_states/*/*.safetensors")
-    print(f"bf16 bytes {raw:,}; byte planes {packed / raw:.3f}; zstd 3 {plain / raw:.3f}")
-    print(", ".join(f"{k} {raw / s / 1e6:.0f} MB/s" for k, s in seconds.items()), "on one core")
+    from aerie.hidden_states import ZSTD, exponent_base, pack, rows_by_layer
 
+    bits = [s.states.contiguous().view(states.torch.uint16).numpy() for s in samples]
+    stored = [rows_by_layer(len(b), b.shape[1], None) for b in bits]
+    base, means = exponent_base(list(zip(bits, stored, strict=True)))
+    exponents = [(b >> 7).astype(np.uint8) for b in bits]
+    centred = [e - base for e in exponents]
+    by_channel = [np.ascontiguousarray(e.reshape(len(e), -1).T) for e in centred]
+    rest = [((b >> 8) & 0x80 | b & 0x7F).astype(np.uint8) for b in bits]
+    low = [np.packbits((b & 1).astype(np.uint8)) for b in bits]
 
-def bytes_of(states) -> bytes:
-    import torch
+    def zstd(parameters: int | zstandard.ZstdCompressionParameters) -> Callable:
+        if isinstance(parameters, int):
+            packer = zstandard.ZstdCompressor(level=parameters)
+        else:
+            packer = zstandard.ZstdCompressor(compression_params=parameters)
+        return lambda data: len(packer.compress(data))
 
-    return states.contiguous().view(torch.uint16).numpy().tobytes()
+    def ours(pair: tuple) -> int:
+        return sum(memoryview(part).nbytes for part in pack(*pair, base, means))
+
+    rows = []
+    for name, data, way in (
+        ("bf16, level 1", bits, zstd(1)),
+        ("bf16, level 3", bits, zstd(3)),
+        ("exponents, level 1", exponents, zstd(1)),
+        ("exponents, Huffman", exponents, zstd(ZSTD)),
+        ("less the median, level 1", centred, zstd(1)),
+        ("less the median, level -1", centred, zstd(-1)),
+        ("less the median, Huffman", centred, zstd(ZSTD)),
+        ("the same by channel", by_channel, zstd(ZSTD)),
+        ("sign and mantissa, Huffman", rest, zstd(ZSTD)),
+        ("lowest bits, Huffman", low, zstd(ZSTD)),
+        ("bf16, all together", list(zip(bits, stored, strict=True)), ours),
+    ):
+        put_in = sum(d[0].nbytes if isinstance(d, tuple) else d.nbytes for d in data)
+        way(data[0])
+        start = time.perf_counter()
+        left = sum(way(d) for d in data)
+        seconds = time.perf_counter() - start
+        rows.append({"way": name, "share": left / put_in, "GB/s": put_in / seconds / 1e9})
+    width = bits[0].shape[2]
+    record(f"pack_states_{width}", rows, hidden_size=width, tokens=sum(map(len, bits)))
 
 
 if __name__ == "__main__":

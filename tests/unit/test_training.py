@@ -138,7 +138,7 @@ def test_training_is_the_same_without_the_states_where_no_loss_is_taken(tmp_path
     from speculators.model import SpeculatorModel
     from speculators.models.eagle3.data import shift_batch
     from speculators.train.cli import build_draft_model
-    from speculators.train.data import create_collate_fn
+    from speculators.train.data import CollateFn
 
     from aerie.training import _Namespace, _speculators_arguments
 
@@ -158,7 +158,7 @@ def test_training_is_the_same_without_the_states_where_no_loss_is_taken(tmp_path
         store = Store(tmp_path, Convention("f" * 32, (1, 2, 3, 6), 128, "lossless", last_state))
         path = str(store.write("0" * 32, samples))
         dataset = ShardDataset(rows, ShardTransfer([(path, 0), (path, 1)]), 64, torch.float32)
-        collate = create_collate_fn(64, 128, 3, torch.float32, shift_batch)
+        collate = CollateFn(64, 128, 3, torch.float32, shift_batch)
         batch = collate([dataset[0], dataset[1]])
         torch.manual_seed(0)
         model = build_draft_model(_Namespace(arguments), model_class, None, None, 512)

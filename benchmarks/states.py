@@ -1,0 +1,57 @@
+"""Hidden states to measure with: those of stored shards, and a stand-in for a wide verifier."""
+
+from pathlib import Path
+
+import torch
+
+
+def stored(paths: list[Path], limit: int = 400_000_000) -> list:
+    """Samples of these shards, up to `limit` bytes of states."""
+    from aerie.hidden_states import Shard
+
+    samples, size = [], 0
+    for path in paths:
+        with Shard(path) as shard:
+            for number in range(len(shard.samples)):
+                samples.append(shard.read(number))
+                size += samples[-1].states.nbytes
+                if size >= limit:
+                    return samples
+    return samples
+
+
+def stand_in(count: int, length: int, width: int = 7168) -> list:
+    """Random states of four layers that resemble a residual stream, not any model's.
+
+    Channels have means and spreads of their own (log-normal), the first position is thirty times
+    as large, and each layer adds to the layer before in bf16, eight times between two that are
+    kept: sums are rounded as a verifier rounds them.
+    """
+    from aerie.hidden_states import Sample
+
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    mean, spread = normal(width) * 0.3, torch.exp(0.5 * normal(width))
+    samples = []
+    for number in range(count):
+        tokens = torch.randint(0, 100_000, (length,), generator=generator)
+        state = (0.1 * spread * normal(length, width)).to(torch.bfloat16)
+        kept = []
+        for step in range(32):
+            added = 0.1 * (1 + step / 8) * (spread * normal(length, width) + mean)
+            added[0] *= 30
+            state = state + added.to(torch.bfloat16)
+            if step % 8 == 7:
+                kept.append(state)
+        samples.append(Sample(str(number), tokens, torch.stack(kept, 1)))
+    return samples
+
+
+def convention(samples: list, form: str = "lossless"):
+    from aerie.hidden_states import Convention
+
+    _, layers, width = samples[0].states.shape
+    return Convention("0" * 32, tuple(range(1, layers + 1)), width, form)
