@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import states
+import torch
 import zstandard
 from common import record
 
@@ -29,7 +30,7 @@ def main() -> None:
 
     from aerie.hidden_states import ZSTD, exponent_base, pack, rows_by_layer
 
-    bits = [s.states.contiguous().view(states.torch.uint16).numpy() for s in samples]
+    bits = [s.states.contiguous().view(torch.uint16).numpy() for s in samples]
     stored = [rows_by_layer(len(b), b.shape[1], None) for b in bits]
     base, means = exponent_base(list(zip(bits, stored, strict=True)))
     exponents = [(b >> 7).astype(np.uint8) for b in bits]
