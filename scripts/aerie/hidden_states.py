@@ -294,7 +294,8 @@ class Teacher:
         not lead to the tokens that the verifier chose after them.
 
         A near tie may fall either way in bf16, so of many positions four fifths must agree, and
-        a chosen token must be among the best five; sampled tokens only have to be likely.
+        nine tenths must be among the best five and none beyond the best hundred, so that one pair
+        of samples that changed places is found. Sampled tokens only have to be likely.
         """
         if not next_tokens:
             return
@@ -303,7 +304,7 @@ class Teacher:
         limit = 5 if greedy else 1000
         agree = (ranks == 0).float().mean().item()
         if (ranks < limit).float().mean().item() < 0.9 or (
-            greedy and len(ranks) >= 8 and agree < 0.8
+            greedy and (int(ranks.max()) >= 100 or (len(ranks) >= 8 and agree < 0.8))
         ):
             raise BadStates(
                 "lm_head(final_norm(last states)) does not lead to the tokens that the verifier "

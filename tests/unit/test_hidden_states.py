@@ -242,6 +242,24 @@ def test_samples_are_found_in_any_shard_of_the_convention(tmp_path):
     assert other.find_samples({key}) == {}
 
 
+def test_two_samples_that_changed_places_do_not_pass_the_teacher(tiny_verifier):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_verifier, dtype=torch.float32)
+    ids = torch.randint(3, 400, (64, 12), generator=torch.Generator().manual_seed(0))
+    found = []
+    model.model.layers[-1].register_forward_hook(lambda *a: found.append(a[2]))
+    with torch.no_grad():
+        chosen = model(ids).logits[:, -1].argmax(-1).tolist()
+    last = found[0] if isinstance(found[0], torch.Tensor) else found[0][0]
+    states = last[:, -1:].expand(-1, 3, -1).to(torch.bfloat16).clone()
+    teacher = hs.Teacher(tiny_verifier)
+    teacher.check(states, chosen, greedy=True)
+    states[[10, 40]] = states[[40, 10]]
+    with pytest.raises(BadStates, match="does not lead to"):
+        teacher.check(states, chosen, greedy=True)
+
+
 def groups(ids, mean=16):
     return [tuple(ids[i] for i in g) for g in hs.group_records(ids, mean)]
 
