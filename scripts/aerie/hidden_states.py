@@ -172,13 +172,13 @@ def exponent_base(
     """Each channel's median exponent, and how far from it a layer's exponents are in the mean.
 
     `parts`: bits uint16 [T, ids, hidden] of each sample and the stored positions by layer; of
-    each layer at most about `rows` of them, and an eighth, are looked at. Returns uint8
+    each layer at most about `rows` of them, and one in sixteen, are looked at. Returns uint8
     [ids, hidden], float64 [ids].
     """
     layers, width = parts[0][0].shape[1:]
     base, means = np.zeros((layers, width), np.uint8), np.zeros(layers)
     for k in range(layers):
-        step = max(8, sum(len(stored[k]) for _, stored in parts) // rows)
+        step = max(16, sum(len(stored[k]) for _, stored in parts) // rows)
         skip, chosen = 0, []
         for bits, stored in parts:
             places = stored[k][skip::step]
@@ -391,7 +391,7 @@ class Store:
         return sample_key(tokens, loss_mask if supervised else None)
 
     def write(self, shard: str, samples: list[Sample]) -> Path:
-        """Check and write a shard; nothing bears its name before it was opened and its first
+        """Check and write a shard; nothing bears its name before it was opened and its shortest
         sample read back.
 
         Raises `BadStates` for states that fail `check_states`, and for two samples of different
@@ -465,7 +465,7 @@ class Store:
                         file.add(f"{name}.rest", "U8", rest.shape, rest)
                 file.finish()
             with Shard(temporary) as written:
-                written.read(0)
+                written.read(min(range(len(index)), key=lambda i: index[i]["tokens"]))
         return path
 
     def find_samples(self, keys: set[str]) -> dict[str, tuple[Path, int]]:

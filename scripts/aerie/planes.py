@@ -184,13 +184,17 @@ def merge(exponents, offsets, low, rest, rows, base, layer, bits):
 @_compiled
 def medians(exponents, base):
     """The median of each channel of `exponents` uint8 [R, hidden] into `base` uint8 [hidden]."""
-    counts = np.empty(256, np.int32)
-    for c in range(exponents.shape[1]):
+    length, width = exponents.shape
+    counts = np.empty((64, 256), np.int32)
+    for start in range(0, width, 64):  # the counts of so many channels fit the nearest cache
+        end = min(start + 64, width)
         counts[:] = 0
-        for r in range(exponents.shape[0]):
-            counts[exponents[r, c]] += 1
-        below, value = counts[0], 0
-        while 2 * below < exponents.shape[0]:
-            value += 1
-            below += counts[value]
-        base[c] = value
+        for r in range(length):
+            for c in range(start, end):
+                counts[c - start, exponents[r, c]] += 1
+        for c in range(start, end):
+            below, value = counts[c - start, 0], 0
+            while 2 * below < length:
+                value += 1
+                below += counts[c - start, value]
+            base[c] = value
