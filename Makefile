@@ -25,7 +25,7 @@ DEV_READY := .venv/dev.stamp
 
 snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
 
-.PHONY: help env demo inspect plan status test lint lock
+.PHONY: help env demo inspect plan status test lint bench lock
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -60,6 +60,10 @@ lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 	@# helpers beside the rules they serve, a folder param beside the files in it, PATH.
 	@! $(snakemake) --lint 2>&1 | grep '^    \* ' | grep -vE \
 		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS) |variable (PATH|HF_HUB)|Mixed rules|is a prefix of'
+
+# Each prints a table and writes results/benchmarks/<name>.json.
+bench: $(ENV_READY) ## run the benchmarks
+	@.venv/bin/python benchmarks/matmul.py
 
 # Resolves under the Python each lock is for; takes minutes. LOCKS="cpu dev" for some.
 PYTHON311 ?= python3.11
