@@ -2,13 +2,15 @@
 #
 #   make env GPU=1              the environment for GPUs (remembered; GPU=0 goes back)
 #   make env PYTHON=/opt/py     a Python that is not on the PATH
-#   make plan CONFIG=my.yaml    another configuration than config/config.yaml
+#   make plan CONFIG=my.yaml    another configuration than config/config.yaml (several: in "")
+#   make plan PLAN_ARGS="--hardware h200-8"   another machine of config/hardware.yaml
 #   make test PYTEST_ARGS="-k shards -x"
 
 CONFIG ?=
 PYTEST_ARGS ?=
 SNAKEMAKE_ARGS ?=
 LOCKS ?=
+PLAN_ARGS ?=
 PYTHON ?=
 
 export PYTHON
@@ -38,8 +40,8 @@ demo: $(ENV_READY) ## run the demo: prompts in, draft model and report out
 	@scripts/run_workflow.sh $(snakemake) --cores all
 	@.venv/bin/python scripts/show_summary.py results/demo
 
-plan: $(ENV_READY) ## say what would run and why, and run nothing
-	@$(snakemake) --dry-run
+plan: $(ENV_READY) ## say what would run and why, and what it takes: bytes, memory, hours
+	@.venv/bin/python scripts/plan_run.py $(CONFIG) $(PLAN_ARGS)
 
 status: ## say which results are there and which are to be made
 	@test -x .venv/bin/snakemake || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
@@ -59,7 +61,7 @@ lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 	@# Not followed: constants in shell lines (one script a rule, the same folders everywhere),
 	@# helpers beside the rules they serve, a folder param beside the files in it, PATH.
 	@! $(snakemake) --lint 2>&1 | grep '^    \* ' | grep -vE \
-		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS) |variable (PATH|HF_HUB)|Mixed rules|is a prefix of'
+		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG) |variable (PATH|HF_HUB)|Mixed rules|is a prefix of'
 
 # Each prints a table and writes results/benchmarks/<name>.json.
 bench: $(ENV_READY) ## run the benchmarks

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -28,6 +29,9 @@ include: "rules/hidden_states.smk"
 include: "rules/training.smk"
 include: "rules/evaluation.smk"
 include: "rules/report.smk"
+
+
+tell_params_apart()
 
 
 rule all:

@@ -9,7 +9,7 @@ from snakemake.exceptions import WorkflowError
 
 from aerie.config import load_config
 from aerie.files import InputError, read_json
-from aerie.verifier import check_config
+from aerie.verifier import check_config, checkpoint_state
 
 try:
     CONFIG = load_config(config)
@@ -57,6 +57,22 @@ def trust():
     return flag("--trust-remote-code", CONFIG.verifier.trust_remote_code)
 
 
+def version_of(module):
+    """Version constants of a library module: one of a rule's params, so that raising one makes
+    the results anew. Read from the text, because some of the modules import torch."""
+    path = os.path.join(workflow.basedir, "scripts", "aerie", f"{module}.py")
+    with open(path, encoding="utf-8") as file:
+        return re.findall(r"^[A-Z_]+_VERSION = .+$", file.read(), re.MULTILINE)
+
+
+def tell_params_apart():
+    """Snakemake compares the values of params without their names, so of two that are exchanged
+    it would notice nothing. Give each rule its values with their names as one more."""
+    for each in workflow.rules:
+        named = [f"{k}={v}" for k, v in each.params.items() if not callable(v)]
+        each.set_params(told_apart=named)
+
+
 FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
 # Named in a shell line and not in `params`: the import checks the configuration against the
 # verifier, but a changed configuration is no reason to import it again. (A rule of its own with
@@ -70,3 +86,6 @@ if os.path.exists(FINGERPRINT):
         except InputError as error:
             raise WorkflowError(str(error)) from None
 ENGINE = as_json(CONFIG.engine)
+# Of the engine only the number format is among the params of the stages whose results are the
+# verifier's words and states: how many sequences it computes at a time changes their speed.
+DTYPE = CONFIG.engine.dtype

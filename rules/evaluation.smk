@@ -26,6 +26,7 @@ rule measure_acceptance:
         max_tokens=CONFIG.evaluation.max_tokens,
         max_length=CONFIG.samples.max_length,
         engine=ENGINE,
+        version=version_of("evaluation"),
         trust=trust(),
         progress=progress_of("measure_acceptance", "{name}"),
     shell:
@@ -60,6 +61,7 @@ rule measure_speed:
         max_length=CONFIG.samples.max_length,
         concurrencies=CONFIG.evaluation.concurrencies,
         engine=ENGINE,
+        version=version_of("evaluation"),
         trust=trust(),
     shell:
         "python {SCRIPTS}/measure_speed.py --drafter {input.drafter} --verifier {input.verifier}"

@@ -20,7 +20,8 @@ rule extract_hidden_states:
         lanes=CONFIG.hidden_states.lanes,
         max_length=CONFIG.samples.max_length,
         min_kept_share=CONFIG.hidden_states.min_kept_share,
-        engine=ENGINE,
+        dtype=DTYPE,
+        version=version_of("hidden_states"),
         trust=trust(),
         progress=progress_of("extract_hidden_states", "{lane}"),
     shell:
@@ -28,5 +29,5 @@ rule extract_hidden_states:
         " --shards {input.shards} --verifier {input.verifier} --store {STORE}"
         " --layer-ids {params.layer_ids:q} --format {params.format} --lane {wildcards.lane}"
         " --lanes {params.lanes} --max-length {params.max_length}"
-        " --min-kept-share {params.min_kept_share} --engine {params.engine:q} {params.trust}"
+        " --min-kept-share {params.min_kept_share} --engine {ENGINE:q} {params.trust}"
         " --progress-log {params.progress} --output {output} > {log} 2>&1"

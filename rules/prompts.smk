@@ -53,6 +53,7 @@ rule collect_prompts:
         mode=CONFIG.generation.mode,
         options=corpus_options(),
         folder=f"{RUN}/prompts",
+        version=version_of("corpus"),
         progress=progress_of("collect_prompts"),
     shell:
         "python {SCRIPTS}/collect_prompts.py --mode {params.mode} {params.options:q}"

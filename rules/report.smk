@@ -31,6 +31,7 @@ rule render_report:
         run=RUN,
         drafters=list(CONFIG.drafters),
         config=as_json(CONFIG),
+        version=version_of("report"),
     shell:
         "python {SCRIPTS}/render_report.py --run {params.run} --drafters {params.drafters}"
         " --config {params.config:q} --output {output} > {log} 2>&1"

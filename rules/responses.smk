@@ -1,3 +1,5 @@
+# Not among the params, as little as samples.min_supervised_tokens: other layers or shards are no
+# reason to answer again; the extraction makes them.
 CAPTURE = (
     as_json(
         {
@@ -39,17 +41,16 @@ rule generate_responses:
         top_p=CONFIG.generation.top_p,
         max_tokens=CONFIG.generation.max_tokens,
         max_length=CONFIG.samples.max_length,
-        min_supervised_tokens=CONFIG.samples.min_supervised_tokens,
         seed=CONFIG.generation.seed,
-        capture=CAPTURE,
         first_turn_only=flag("--first-turn-only", CONFIG.generation.first_turn_only),
         asks_endpoints=bool(CONFIG.generation.endpoints),
         endpoint_model=(
             ["--endpoint-model", CONFIG.generation.endpoint_model]
-            if CONFIG.generation.endpoint_model
+            if ENDPOINTS and CONFIG.generation.endpoint_model
             else []
         ),
-        engine=ENGINE,
+        dtype=DTYPE,
+        version=version_of("responses"),
         trust=trust(),
         progress=progress_of("generate_responses"),
     shell:
@@ -57,7 +58,7 @@ rule generate_responses:
         " --verifier {input.verifier} --store {STORE} --temperature {params.temperature}"
         " --top-p {params.top_p} --max-tokens {params.max_tokens}"
         " --max-length {params.max_length}"
-        " --min-supervised-tokens {params.min_supervised_tokens} --seed {params.seed}"
-        " --capture {params.capture:q} --engine {params.engine:q} {params.trust}"
+        " --min-supervised-tokens {CONFIG.samples.min_supervised_tokens} --seed {params.seed}"
+        " --capture {CAPTURE:q} --engine {ENGINE:q} {params.trust}"
         " {params.first_turn_only} {params.endpoint_model:q} {ENDPOINTS}"
         " --progress-log {params.progress} --output {output} > {log} 2>&1"

@@ -27,6 +27,7 @@ rule tokenize_samples:
         max_lost_share=CONFIG.samples.max_lost_share,
         no_reasoning=flag("--no-reasoning", not CONFIG.samples.supervise_reasoning),
         samples_per_shard=CONFIG.hidden_states.samples_per_shard,
+        version=version_of("samples"),
         trust=trust(),
     shell:
         "python {SCRIPTS}/tokenize_samples.py --train {input.train} --heldout {input.heldout}"

@@ -19,11 +19,12 @@ rule write_prompts:
         engine=1,
     params:
         settings=as_json(CONFIG.self_prompts),
-        engine=ENGINE,
+        dtype=DTYPE,
+        version=version_of("self_prompts"),
         trust=trust(),
         progress=progress_of("write_prompts"),
     shell:
         "python {SCRIPTS}/write_prompts.py --verifier {input.verifier} --store {STORE}"
-        " --settings {params.settings:q} --engine {params.engine:q} {params.trust}"
+        " --settings {params.settings:q} --engine {ENGINE:q} {params.trust}"
         " --progress-log {params.progress} --output {output.prompts} --report {output.report}"
         " > {log} 2>&1"

@@ -39,6 +39,7 @@ rule train_drafter:
         vocabulary=lambda wildcards, input: (
             f"--vocabulary {os.path.dirname(input.maps[0])}" if input.maps else ""
         ),
+        version=version_of("training"),
         launcher=launcher_of,
         trust=trust(),
         progress=progress_of("train_drafter", "{name}"),

@@ -9,6 +9,8 @@ rule import_verifier:
         ENVIRONMENT
     params:
         source=CONFIG.verifier.source,
+        checkpoint=checkpoint_state(CONFIG.verifier.source),
+        version=version_of("verifier"),
         trust=trust(),
     shell:
         "python {SCRIPTS}/import_verifier.py --source {params.source:q} --store {STORE}"

@@ -13,6 +13,7 @@ rule map_vocabulary:
     conda:
         ENVIRONMENT
     params:
+        version=version_of("vocabulary"),
         folder=lambda wildcards: f"{RUN}/vocabulary/{wildcards.size}",
     shell:
         "python {SCRIPTS}/map_vocabulary.py --samples {input.samples}"

@@ -1,5 +1,6 @@
 """Tiny verifiers, made in the test: real architectures, random weights, a trained tokenizer."""
 
+import atexit
 import json
 import os
 import shutil
@@ -107,6 +108,7 @@ class Project:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.runner: subprocess.Popen | None = None
         folder.mkdir(parents=True)
         for name in ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "resources"):
             source = ROOT / name
@@ -128,11 +130,27 @@ class Project:
             env={**os.environ, "PYTHONPATH": ""},
         )
 
+    def dry_run(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and output of a dry run, by a process that has Snakemake imported."""
+        if self.runner is None:
+            self.runner = subprocess.Popen(
+                [sys.executable, str(ROOT / "tests/workflow/dry_runner.py")],
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": ""},
+            )
+            atexit.register(self.runner.stdin.close)
+        self.runner.stdin.write(json.dumps(arguments) + "\n")
+        self.runner.stdin.flush()
+        answer = json.loads(self.runner.stdout.readline())
+        return answer["status"], answer["output"]
+
     def planned(self, *arguments: str) -> set[str]:
         """Rules that a dry run would run."""
-        done = self.snakemake("--dry-run", "--quiet", "reason", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        text = done.stdout + done.stderr
+        status, text = self.dry_run("--quiet", "reason", *arguments)
+        assert status == 0, text
         if "Nothing to be done" in text:
             return set()
         table = text[text.index("Job stats:") :].splitlines()[3:]

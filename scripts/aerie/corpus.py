@@ -22,6 +22,9 @@ from aerie.reading import (
     read_records,
 )
 
+CORPUS_VERSION = 1
+"""Raised when the same sources and settings would give other records."""
+
 Turn = dict[str, Any]
 """`role`, `content` and what else the record gives, as in the record."""
 

@@ -17,6 +17,9 @@ from typing import Any
 
 from aerie.files import InputError, read_json
 
+REPORT_VERSION = 1
+"""Raised when the same results would be shown differently."""
+
 LARGE_GAP = 0.3
 """Tokens a step by which validation may exceed what is served before it is called a mismatch."""
 

@@ -13,6 +13,9 @@ from aerie.chat import ChatTemplate, Unverified
 from aerie.files import InputError, whole_file
 from aerie.hidden_states import group_records, sample_key, shard_id
 
+SAMPLES_VERSION = 1
+"""Raised when the same conversations and settings would give other samples or shards."""
+
 SCHEMA = pa.schema(
     {
         "id": pa.string(),

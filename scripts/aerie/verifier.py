@@ -1,5 +1,6 @@
 """The verifier: where its checkpoint lies and what identifies it."""
 
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -21,6 +22,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+CHECKPOINT_SUFFIXES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".model", ".txt", ".py"}
 IMPORT_VERSION = 1
 """Raised when the checkpoint made from a GGUF file would come out different."""
 
@@ -108,6 +110,35 @@ def _import_gguf(gguf: Path, store: Path) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder.resolve()
+
+
+def checkpoint_state(source: str) -> str:
+    """Hash that changes when the files of a verifier change, without reading a terabyte; "" for
+    one that is not on this machine (a Hugging Face id) or not found.
+
+    Small files whole; of large ones the size and a block of 4 KiB in every 16 MiB, so that
+    touched files are the same and other weights are not.
+    """
+    try:
+        if source.startswith("package:"):
+            files = [_packaged_gguf(source.removeprefix("package:"))]
+        else:
+            files = sorted(p for p in Path(source).iterdir() if p.suffix in CHECKPOINT_SUFFIXES)
+        return digest([(p.name, _sampled_hash(p)) for p in files if p.is_file()])
+    except (InputError, OSError):
+        return ""
+
+
+def _sampled_hash(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= 32 << 20:
+        return digest_file(path)
+    with path.open("rb") as file:
+        state = hashlib.blake2b(str(size).encode(), digest_size=16)
+        for position in [*range(0, size, 16 << 20), size - 4096]:
+            file.seek(position)
+            state.update(file.read(4096))
+    return state.hexdigest()
 
 
 def text_config(folder: Path, trust_remote_code: bool = False) -> Any:

@@ -12,6 +12,9 @@ import numpy as np
 from aerie.files import InputError, digest
 from aerie.samples import Row
 
+VOCABULARY_VERSION = 1
+"""Raised when the same samples would give another map."""
+
 
 def count_tokens(rows: Iterable[Row], vocab_size: int) -> np.ndarray:
     """How often each token is a target: int64 [vocab_size].

@@ -100,7 +100,7 @@ def test_nothing_runs_twice(finished):
         ("self_prompts={number: 10}", FAR - {"import_verifier"} | {"write_prompts"}),
         (
             "samples={min_supervised_tokens: 4}",
-            FAR - {"import_verifier", "collect_prompts"},
+            FAR - {"import_verifier", "collect_prompts", "generate_responses"},
         ),
     ],
 )

