@@ -66,6 +66,8 @@ lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 # Each prints a table and writes results/benchmarks/<name>.json.
 bench: $(ENV_READY) ## run the benchmarks
 	@.venv/bin/python benchmarks/matmul.py
+	@.venv/bin/python benchmarks/dry_run_scale.py
+	@.venv/bin/python benchmarks/plan_against_run.py
 
 # Resolves under the Python each lock is for; takes minutes. LOCKS="cpu dev" for some.
 PYTHON311 ?= python3.11

@@ -79,6 +79,8 @@ def main() -> None:
     parser.add_argument("--config", type=Path, nargs="*", default=[], help="of the run")
     args = parser.parse_args()
     run = args.run.resolve()
+    if not (run / "report.html").is_file():
+        raise SystemExit(f"{args.run}: no finished run; run `make demo` first")
     earlier = (args.earlier or run).resolve()
     config = [path.resolve() for path in args.config]
     truth = measured(run)

@@ -58,6 +58,8 @@ LARGEST_ANSWERS = 200 * 2**20
 """Answers of more bytes than this are not read to see which prompts have one."""
 ANSWER_SHARE = 0.8
 """Mean answer by `generation.max_tokens`, where no earlier run of this verifier shows it."""
+FOUND_SECONDS = 5.0
+"""What a job takes that finds all its work in the store."""
 CHARACTERS_A_TOKEN = 4.0
 TEMPLATE_TOKENS = 30
 """Tokens of a chat template around a turn, where no earlier run shows the length of a prompt."""
@@ -376,9 +378,9 @@ def gguf_config(package: str) -> dict[str, Any]:
     """The keys of a config.json, of the GGUF file in a Python package."""
     from gguf import GGUFReader
 
-    from aerie.verifier import _packaged_gguf
+    from aerie.verifier import packaged_gguf
 
-    fields = GGUFReader(_packaged_gguf(package)).fields
+    fields = GGUFReader(packaged_gguf(package)).fields
 
     def value(name: str, default: Any = None) -> Any:
         field = fields.get(name)
@@ -478,7 +480,9 @@ def make_plan(files: list[Path], hardware_file: Path, hardware_name: str | None)
         units, unit, assumed, devices = work.get(stage, (0, "", 0.0, 0))
         rate = rates.get(stage)
         seconds = rate.seconds(units or 1) if rate and (units or not unit) else assumed
-        if not jobs["jobs"] or (unit and not units):
+        if unit and not units:
+            seconds = FOUND_SECONDS
+        if not jobs["jobs"]:
             seconds = 0.0
         result["stages"].append(
             {
@@ -685,101 +689,6 @@ def work_of(result, config, shape, weights, hardware) -> dict[str, tuple[float, 
     return work
 
 
-# For people
-
-
-def show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # A pipe has no width; a table cut at 80 columns is of no use there.
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=150)
-    counts, held = result["counts"], result["kept"]
-    console.print(
-        f"[bold]{result['run']}[/]: {counts['records']:,} records, {counts['samples']:,} samples, "
-        f"{counts['tokens']:,} tokens, {counts['shards']:,} shards ({counts['basis']})"
-    )
-    console.print(
-        f"in the store already: {held['answers']:,} answers, {held['shards']:,} shards with "
-        f"{held['tokens']:,} tokens"
-    )
-    table = Table(box=None, pad_edge=False)
-    for title, justify in (
-        ("stage", "left"),
-        ("there", "right"),
-        ("to run", "right"),
-        ("to do", "right"),
-        ("time", "right"),
-        ("GPU-hours", "right"),
-        ("why", "left"),
-        ("rate", "left"),
-    ):
-        table.add_column(title, justify=justify)
-    for s in result["stages"]:
-        runs = s["jobs"] > 0
-        # What is counted in operations says nothing to a reader.
-        shown = f"{s['units']:,.0f} {s['unit']}" if s["unit"] and "10⁹" not in s["unit"] else ""
-        table.add_row(
-            s["stage"],
-            str(s["present"]),
-            str(s["jobs"]) if runs else "–",
-            shown if runs else "",
-            duration(s["seconds"]) if runs else "",
-            f"{s['gpu_hours']:.1f}" if runs and s["gpu_hours"] else "",
-            ", ".join(s["reasons"]),
-            s["rate"] if runs and s["seconds"] else "",
-        )
-    console.print(table)
-    hardware = result["hardware"]
-    console.print(
-        f"in all {duration(result['seconds'])}, {result['gpu_hours']:.1f} GPU-hours; where no rate "
-        f"was measured: {hardware['name']} of config/hardware.yaml ({hardware['note']}). Drafters "
-        "and measurements that are found in the store take seconds."
-    )
-    if "bytes" in result:
-        b = result["bytes"]
-        console.print(
-            f"\nhidden states {size(b['states_raw'])} raw, {size(b['states_stored'])} stored, "
-            f"{size(b['states_new'])} of it new; staging {size(b['staging'])} "
-            f"(free {size(b['staging_free'])}); drafters {size(b['drafters'])}, checkpoints "
-            f"{size(b['checkpoints'])}; needed {size(b['needed'])}, free {size(b['free'])}"
-        )
-        v = result["verifier"]
-        m = v["memory"]
-        console.print(
-            f"verifier {v['parameters'] / 1e6:,.0f} M parameters; memory of a device: weights "
-            f"{size(m['weights'])}, a step {size(m['activations'])}, cache {size(m['cache_one'])} "
-            f"a sequence, {size(m['cache_all'])} for all; lm_head {size(v['lm_head'])} "
-            f"({v['vocabulary']:,} tokens)"
-        )
-        for name, d in result["drafters"].items():
-            console.print(
-                f"drafter {name}: head {size(d['head'])} ({d['vocabulary']:,} tokens), "
-                f"{d['trained_parameters'] / 1e6:,.1f} M trained, model {size(d['model'])}; "
-                f"training peaks at {size(d['memory']['peak'])}, logits "
-                f"{size(d['memory']['logits'])} of it"
-            )
-        if hardware["gpus"]:
-            console.print("Memory and times on GPUs are estimates, not measured.")
-    for warning in result["warnings"]:
-        console.print(f"[bold red]warning:[/] {warning}")
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def size(number: float) -> str:
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number / 1024:.0f} KiB"
-
-
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -792,6 +701,8 @@ def main() -> None:
     if args.json:
         print(json.dumps(result, indent=1))
     else:
+        from aerie.plan_text import show
+
         show(result)
 
 

@@ -22,6 +22,31 @@ WORDS = (
     "friends about trains, boats and the long road home; every answer has a reason and a plan"
 )
 
+# config.json of moonshotai/Kimi-K2: 1 T parameters, 32 B of them active (its model card).
+KIMI = {
+    "text_config": {
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_routed_experts": 384,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "vocab_size": 163840,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "fp8"},
+    }
+}
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 

@@ -331,6 +331,9 @@ def measured_rates(run: Path, shape: Shape | None) -> dict[str, Rate]:
     for stage in ("import_verifier", "render_report"):
         if seconds.get(stage):
             rates[stage] = Rate(0.0, seconds[stage], run.name)
+    maps = [benchmark_seconds(p) for p in run.glob("benchmarks/map_vocabulary/*.tsv")]
+    if maps:
+        rates["map_vocabulary"] = Rate(0.0, max(maps), run.name)
     for folder in sorted(run.glob("drafters/*")):
         name = folder.name
         if shape and (rate := _training_rate(run, folder, shape)):

@@ -34,7 +34,7 @@ def locate_verifier(source: str, store: Path) -> Path:
     when it is not there). Raises `InputError` when nothing usable is found.
     """
     if source.startswith("package:"):
-        return _import_gguf(_packaged_gguf(source.removeprefix("package:")), store)
+        return _import_gguf(packaged_gguf(source.removeprefix("package:")), store)
     folder = Path(source)
     if not folder.is_dir():
         if folder.is_absolute() or source.startswith("."):
@@ -48,7 +48,8 @@ def locate_verifier(source: str, store: Path) -> Path:
     return folder.resolve()
 
 
-def _packaged_gguf(package: str) -> Path:
+def packaged_gguf(package: str) -> Path:
+    """The one GGUF file inside an installed Python package, else `InputError`."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
@@ -116,12 +117,12 @@ def checkpoint_state(source: str) -> str:
     """Hash that changes when the files of a verifier change, without reading a terabyte; "" for
     one that is not on this machine (a Hugging Face id) or not found.
 
-    Small files whole; of large ones the size and a block of 4 KiB in every 16 MiB, so that
+    Small files whole; of large ones the size and 16 blocks of 4 KiB spread over the file, so that
     touched files are the same and other weights are not.
     """
     try:
         if source.startswith("package:"):
-            files = [_packaged_gguf(source.removeprefix("package:"))]
+            files = [packaged_gguf(source.removeprefix("package:"))]
         else:
             files = sorted(p for p in Path(source).iterdir() if p.suffix in CHECKPOINT_SUFFIXES)
         return digest([(p.name, _sampled_hash(p)) for p in files if p.is_file()])
@@ -135,7 +136,7 @@ def _sampled_hash(path: Path) -> str:
         return digest_file(path)
     with path.open("rb") as file:
         state = hashlib.blake2b(str(size).encode(), digest_size=16)
-        for position in [*range(0, size, 16 << 20), size - 4096]:
+        for position in [*range(0, size, size // 15), size - 4096]:
             file.seek(position)
             state.update(file.read(4096))
     return state.hexdigest()

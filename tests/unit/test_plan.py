@@ -1,34 +1,11 @@
 """The arithmetic of a plan, against figures that are known from elsewhere."""
 
 import pytest
+from conftest import KIMI
 
 from aerie import plan
 from aerie.files import InputError
 
-# config.json of moonshotai/Kimi-K2: 1 T parameters, 32 B of them active (its model card).
-KIMI = {
-    "text_config": {
-        "num_hidden_layers": 61,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 64,
-        "n_routed_experts": 384,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 8,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "vocab_size": 163840,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
-        "quantization_config": {"quant_method": "fp8"},
-    }
-}
 # config.json of meta-llama/Llama-3.1-8B: 8.03 B parameters.
 LLAMA = {
     "num_hidden_layers": 32,

@@ -4,7 +4,13 @@ import pytest
 
 from aerie.config import load_config
 from aerie.files import InputError
-from aerie.verifier import check_config, describe_verifier, locate_verifier, resolve_layer_ids
+from aerie.verifier import (
+    check_config,
+    checkpoint_state,
+    describe_verifier,
+    locate_verifier,
+    resolve_layer_ids,
+)
 
 FINGERPRINT = {
     "num_layers": 30,
@@ -99,3 +105,25 @@ def test_a_folder_without_a_configuration_is_told(tmp_path):
     (tmp_path / "x" / "notes.json").write_text(json.dumps({}))
     with pytest.raises(InputError, match=r"no config\.json"):
         locate_verifier(str(tmp_path / "x"), tmp_path)
+
+
+def test_the_state_of_a_checkpoint_changes_with_its_files_and_not_with_their_times(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(100 << 20)  # larger than what is read whole
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "README.md").write_text("a model")
+    before = checkpoint_state(str(tmp_path))
+    for path in tmp_path.iterdir():
+        path.touch()
+    (tmp_path / "README.md").write_text("the same model")
+    assert checkpoint_state(str(tmp_path)) == before
+    with weights.open("r+b") as file:
+        for position in range(0, 100 << 20, 1 << 20):  # trained on: all tensors differ a little
+            file.seek(position)
+            file.write(b"x" * 8192)
+    after = checkpoint_state(str(tmp_path))
+    assert after != before
+    (tmp_path / "config.json").write_text('{"rope_theta": 1}')
+    assert checkpoint_state(str(tmp_path)) not in (before, after)
+    assert checkpoint_state("org/not-here") == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Project
+from conftest import KIMI, ROOT, Project
 from test_dry_runs import FAR
 
 import plan_run
@@ -162,8 +162,6 @@ def test_the_plan_of_the_demo_before_anything_ran(planning):
 
 def test_what_does_not_fit_is_said_before(planning, tmp_path):
     """A 61-layer verifier of width 7,168 on one machine: memory, and 17.3 M tokens of states."""
-    from test_plan import KIMI
-
     folder = planning.folder / "kimi"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(KIMI))
@@ -173,7 +171,7 @@ def test_what_does_not_fit_is_said_before(planning, tmp_path):
             {
                 "verifier": {"source": "kimi"},
                 "engine": {"tensor_parallel_size": 8},
-                "drafters": {"base": {"vocabulary": "full", "gpus": 8, "sequence_length": 8192}},
+                "drafters": {"base": {"vocabulary": "full", "gpus": 8, "sequence_length": 16384}},
             }
         )
     )
