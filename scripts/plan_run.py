@@ -470,7 +470,7 @@ def make_plan(files: list[Path], hardware_file: Path, hardware_name: str | None)
         )
     else:
         describe_model(result, config, shape, weights, hardware)
-        describe_bytes(result, config, shape, rates)
+        describe_bytes(result, config, shape, trains="train_drafter" in planned)
     work = work_of(result, config, shape, weights, hardware)
     for stage in STAGES:
         jobs = planned.get(stage, {"jobs": 0, "reasons": {}})
@@ -569,8 +569,11 @@ def main_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def describe_bytes(result, config, shape, rates) -> None:
-    """Adds `bytes`: what the run will write, and a warning when it is more than is free."""
+def describe_bytes(result, config, shape, trains: bool) -> None:
+    """Adds `bytes`: what the run will write, and a warning when it is more than is free.
+
+    `needed`: of the states what is new, and with `trains` drafters and checkpoints.
+    """
     counts, held = result["counts"], result["kept"]
     ids = result["verifier"]["aux_states"] + 1
     raw = plan.state_bytes(counts["tokens"], ids, shape.hidden)
@@ -597,8 +600,8 @@ def describe_bytes(result, config, shape, rates) -> None:
     found["free"] = shutil.disk_usage(place).free
     shm = Path("/dev/shm")
     found["staging_free"] = shutil.disk_usage(shm).free if shm.is_dir() else found["free"]
-    trains = found["drafters"] + found["checkpoints"]
-    found["needed"] = found["states_new"] + trains
+    training = found["drafters"] + found["checkpoints"]
+    found["needed"] = found["states_new"] + (training if trains else 0)
     result["bytes"] = found
     for what, need, free in (
         ("results/store", found["needed"], found["free"]),
