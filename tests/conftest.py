@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -166,11 +167,18 @@ class Project:
                 text=True,
                 env={**os.environ, "PYTHONPATH": ""},
             )
-            atexit.register(self.runner.stdin.close)
+            atexit.register(self.close)
         self.runner.stdin.write(json.dumps(arguments) + "\n")
         self.runner.stdin.flush()
         answer = json.loads(self.runner.stdout.readline())
         return answer["status"], answer["output"]
+
+    def close(self) -> None:
+        """End the process that makes the dry runs."""
+        if self.runner is not None:
+            self.runner.stdin.close()
+            self.runner.wait(timeout=60)
+            self.runner = None
 
     def planned(self, *arguments: str) -> set[str]:
         """Rules that a dry run would run."""
@@ -192,5 +200,7 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path) -> Project:
-    return Project(tmp_path / "project")
+def project(tmp_path) -> Iterator[Project]:
+    made = Project(tmp_path / "project")
+    yield made
+    made.close()

@@ -309,7 +309,7 @@ def rules(text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Project:
+def finished(tmp_path_factory) -> Iterator[Project]:
     """A project in which everything seems to have run, its verifier in a folder."""
     project = Project(tmp_path_factory.mktemp("reruns") / "project")
     for path in (project.folder / "scripts").glob("*.py"):
@@ -323,7 +323,8 @@ def finished(tmp_path_factory) -> Project:
     done = project.snakemake()
     assert done.returncode == 0, done.stdout + done.stderr
     shutil.copytree(project.folder, project.folder.with_name("as it was"), symlinks=True)
-    return project
+    yield project
+    project.close()
 
 
 @contextlib.contextmanager
@@ -383,6 +384,7 @@ def test_a_moved_project_is_still_finished(finished, tmp_path):
     here = Project.__new__(Project)
     here.folder, here.runner = moved, None
     assert here.planned() == set()
+    here.close()
 
 
 def test_values_exchanged_between_two_keys_are_noticed(finished, tmp_path):
