@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import yaml
 from common import ROOT, record
 
 FOLDERS = ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "resources", "config")
@@ -28,6 +29,9 @@ def make_run(project: Path, shards: int, samples: int, lanes: int) -> None:
     project.mkdir()
     for name in FOLDERS:
         (project / name).symlink_to(ROOT / name)
+    size = yaml.safe_load((ROOT / "config/config.yaml").read_text())["drafters"]["base"][
+        "vocabulary"
+    ]
     run, store = project / "results/demo", project / "results/store/hidden_states" / CONVENTION
     store.mkdir(parents=True)
     each = samples // shards
@@ -74,7 +78,7 @@ def make_run(project: Path, shards: int, samples: int, lanes: int) -> None:
         "samples/samples.parquet": {},
         "samples/shards.json": {"shards": [{k: e[k] for k in wanted} for e in entries]},
         "samples/report.json": {},
-        **{f"vocabulary/4000/{n}": {} for n in ("t2d.npy", "d2t.npy", "coverage.json")},
+        **{f"vocabulary/{size}/{n}": {} for n in ("t2d.npy", "d2t.npy", "coverage.json")},
         **{
             f"hidden_states/lane-{lane}.json": {
                 "convention": convention,

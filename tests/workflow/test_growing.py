@@ -155,7 +155,9 @@ def test_the_plan_of_the_demo_before_anything_ran(planning):
     # SmolLM2-135M: 30 layers of width 576, 4 states of 2 bytes a value.
     assert found["bytes"]["states_raw"] == found["counts"]["tokens"] * 4 * 576 * 2
     assert found["verifier"]["parameters"] == pytest.approx(134.5e6, rel=0.01)
-    assert found["drafters"]["base"]["head"] == 4000 * 576 * 2
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    vocabulary = config["drafters"]["base"]["vocabulary"]
+    assert found["drafters"]["base"]["head"] == vocabulary * 576 * 2
     assert found["gpu_hours"] == 0
     assert found["seconds"] > 60
 
