@@ -40,6 +40,7 @@ from aerie.corpus import (
     check_source,
     conversations,
     dataset_place,
+    parse_source,
     printable,
     source_names,
 )
@@ -85,6 +86,8 @@ def collect(
         check_kept(tallies, corpus)
         kept = array.array("Q", (h for row, h in enumerate(hashes) if row not in remove))
         border, warning = heldout_border(kept, corpus.heldout_share)
+        # A report stands beside files that belong to it, or there is none.
+        (output / OUTPUTS[2]).unlink(missing_ok=True)
         with contextlib.ExitStack() as stack:
             sides = [stack.enter_context(sink(output / name)) for name in OUTPUTS[:2]]
             counts = [0, 0]
@@ -299,19 +302,6 @@ def table(sources: dict[str, dict[str, Any]]) -> str:
         for note, count in source["changed"].items():
             rows.append(f"  {name}: {note}: {count:,}")
     return "\n".join(rows)
-
-
-def parse_source(text: str) -> dict[str, Any]:
-    """A path as it is, or a JSON object with the keys of `corpus.sources`."""
-    if not text.lstrip().startswith("{"):
-        return {"path": text}
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"--source {text[:200]!r}: not JSON ({error}); expected a path, or an object such as "
-            '\'{"path": "data.csv", "column": "prompt", "limit": 1000}\''
-        ) from None
 
 
 def parse_role(text: str) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from aerie.chat import ChatTemplate, Unverified
-from aerie.config import Corpus, Samples, Source
-from aerie.corpus import Tally, check_source, conversations
+from aerie.config import Samples, load_config
+from aerie.corpus import Tally, check_source, conversations, parse_source, source_names
 from aerie.files import InputError, digest
 
 STYLES = {"supervised": "bold green", "control": "magenta", "rest": "dim"}
@@ -44,6 +44,7 @@ class Look:
         self.reasons: dict[str, list[str]] = {}
         self.numbers: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
+        self.with_losses = 0
         self.lengths: list[int] = []
         self.supervised: list[int] = []
         self._picked: list[tuple[int, int, Sample]] = []
@@ -77,7 +78,9 @@ def look(
     for record in records:
         messages, tools = record["messages"], record.get("tools")
         try:
-            seen.losses.update(chat.losses(messages, tools))
+            lost = chat.losses(messages, tools)
+            seen.losses.update(lost)
+            seen.with_losses += bool(lost)
             if mode == "generate":
                 ids = chat.prompt_ids(first_prompt(messages), tools)
                 sample = Sample(record, ids, [False] * len(ids))
@@ -140,7 +143,7 @@ def show(console: Console, chat: ChatTemplate, seen: Look, tally: Tally, args: A
         title = f"{record['id']} · {record.get('source', '')} · {len(sample.ids):,} tokens"
         if args.mode == "keep":
             title += f", {sum(sample.mask):,} supervised"
-        console.print(Text(printable(title), "bold reverse"))
+        console.print(Text(printable(title), "bold reverse"), soft_wrap=True)
         console.print(sample_text(chat, sample, colours, args.characters), soft_wrap=True)
         if args.mode == "generate":
             console.print(Text("… here the verifier answers", STYLES["supervised"]))
@@ -162,6 +165,15 @@ def show(console: Console, chat: ChatTemplate, seen: Look, tally: Tally, args: A
         console.print(
             f"lost by the chat template: {name} in {number:,} of {tally.records_in:,} records",
             style="yellow",
+            markup=False,
+        )
+
+    allowed = Samples().max_lost_share
+    if seen.with_losses > allowed * tally.records_in:
+        console.print(
+            f"more than samples.max_lost_share = {allowed:g} of the records lose something: the "
+            "workflow would stop here",
+            style="bold yellow",
             markup=False,
         )
 
@@ -200,7 +212,9 @@ def read_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--verifier", required=True, help="folder of the verifier's checkpoint")
     parser.add_argument(
-        "--records", required=True, help="records (.jsonl.zst) or raw files: file, folder or glob"
+        "--records",
+        required=True,
+        help="records (.jsonl.zst), or whatever collect_prompts.py takes as --source",
     )
     parser.add_argument("--count", type=int, default=3, help="samples to print")
     parser.add_argument(
@@ -227,11 +241,13 @@ def main() -> int:
     console = Console(highlight=False)
     try:
         chat = ChatTemplate.load(Path(args.verifier), args.trust_remote_code)
-        source = Source(path=args.records)
-        corpus = Corpus(sources=[source], on_bad_record="drop", on_unknown_role="drop")
+        policy = {"on_bad_record": "drop", "on_unknown_role": "drop"}
+        given = {"sources": [parse_source(args.records)], **policy}
+        corpus = load_config({"corpus": given}).corpus
+        source, name = corpus.sources[0], source_names(corpus.sources)[0]
         check_source(source, corpus)
         tally = Tally(args.records)
-        found = conversations(source, Path(args.records).name, corpus, args.mode, tally)
+        found = conversations(source, name, corpus, args.mode, tally)
         records = itertools.islice((c.record for c in found), args.scan or None)
         limits = Samples(
             max_length=args.max_length, min_supervised_tokens=args.min_supervised_tokens

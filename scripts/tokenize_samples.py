@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from aerie import cli, samples
-from aerie.chat import ChatTemplate
+from aerie.chat import ChatTemplate, Unverified
 from aerie.files import InputError, read_json, read_json_lines, write_json
 
 
@@ -63,12 +63,15 @@ def main() -> None:
             for position in group:
                 record = records[position]
                 counts.records += 1
-                counts.lose(record["id"], template.losses(record["messages"], record.get("tools")))
                 try:
+                    lost = template.losses(record["messages"], record.get("tools"))
+                    counts.lose(record["id"], lost)
                     of_group += make_rows(record, split)
                     counts.kept += 1
                 except samples.Dropped as reason:
                     counts.drop(record["id"], str(reason))
+                except Unverified as error:
+                    counts.drop(record["id"], f"the chat template refuses it: {error}")
             if of_group:
                 shards.append(samples.describe_shard(split, of_group))
                 rows += of_group

@@ -291,7 +291,9 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise Unverified(f"the chat template refuses: {str(error)[:80]}") from error
-        except (ValueError, KeyError, IndexError, AttributeError) as error:
+        except TypeError:
+            raise  # perhaps for the form of a call's arguments, see `_render`
+        except Exception as error:  # a template is a program, it can fail in any way
             raise Unverified("the chat template fails on this conversation") from error
         if str.__str__(rendered) != expected:
             raise Unverified("the rendering cannot be traced")

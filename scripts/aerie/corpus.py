@@ -6,6 +6,7 @@ A layout is one small function in `LAYOUTS`; docs/corpus.md has the tables and t
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,9 @@ def message_tree(record: Any) -> list[Turn] | None:
     turns = []
     while node is not None:
         turns.append({"role": node.get("role"), "content": node.get("text")})
-        replies = [r for r in node.get("replies") or [] if isinstance(r, dict)]
+        replies = node.get("replies") or []
+        if not isinstance(replies, list) or not all(isinstance(r, dict) for r in replies):
+            raise wrong_type("replies", replies, "a list of objects")
         replies = [r for r in replies if not r.get("deleted")]
         node = min(replies, key=_rank, default=None)
     return turns
@@ -175,6 +178,8 @@ def instruction(record: Any) -> list[Turn] | None:
     """Alpaca and Dolly: `instruction`, `input` or `context`, `output` or `response`."""
     if get(record, "instruction") is None:
         return None
+    if not is_missing(before := get(record, "history")) and before != []:
+        raise wrong_type("history", before, "a list of pairs or of turns")
     extra = first_of(record, "input", "context")
     return [user(two_parts(record["instruction"], extra)), *answer(record)]
 
@@ -230,7 +235,8 @@ def find_layout(record: Any) -> tuple[str, list[Turn]]:
         if turns is not None:
             return name, turns
     if isinstance(record, dict):
-        found = f"the keys {', '.join(map(str, record))[:200]}"
+        keys = ", ".join(f"{key} ({type(value).__name__})" for key, value in record.items())
+        found = f"the keys {keys[:200]}" if keys else "no key that holds something"
     else:
         found = f"{type(record).__name__} {json.dumps(record, default=str)[:60]}"
     raise Unusable(
@@ -267,8 +273,11 @@ def first_of(record: Any, *keys: str) -> Any:
     return None
 
 
+ANSWERS = ("output", "response", "answer", "completion", "solution")
+
+
 def answer(record: Any) -> list[Turn]:
-    found = first_of(record, "output", "response", "answer", "completion", "solution")
+    found = first_of(record, *ANSWERS)
     if isinstance(found, list) and found:
         found = found[0]
     return [assistant(found)] if isinstance(found, str) else []
@@ -415,12 +424,21 @@ def to_conversation(
                 raise Unusable("not text", f"the record has {key!r}")
         tools = to_tools(first_of(record, "tools", "functions"))
         system = first_of(record, "system", "system_prompt")
-        if isinstance(system, str) and system.strip() and "system" not in map(role_of, turns):
-            turns = [{"role": "system", "content": system}, *turns]
+        if not isinstance(system, str | None) and not is_missing(system):
+            raise wrong_type("system", system, "text")
+        if isinstance(system, str) and system.strip():
+            given = [t.get("content") for t in turns if role_of(t) == "system"]
+            if not given:
+                turns = [{"role": "system", "content": system}, *turns]
+            elif system not in given:
+                notes.append("system text beside a system turn not used")
         if "rejected" in record:
             notes.append("rejected answer not used")
         if isinstance(record.get("instances"), list) and len(record["instances"]) > 1:
             notes.append("further instances not used")
+        answers = [a for a in (record.get(key) for key in ANSWERS) if isinstance(a, list)]
+        if any(len(a) > 1 and all(isinstance(text, str) for text in a) for a in answers):
+            notes.append("further answers not used")
     messages = [to_message(turn, number, roles) for number, turn in enumerate(turns, 1)]
     return layout, messages, tools, notes
 
@@ -441,6 +459,8 @@ def to_message(turn: Turn, number: int, roles: dict[str, str] | None) -> dict[st
     message: dict[str, Any] = {"role": role, "content": text}
     if role == "assistant":
         given = first_of(turn, "reasoning_content", "reasoning", "thinking")
+        if isinstance(given, dict | list) and given:
+            raise wrong_type(f"reasoning of turn {number}", given, "text")
         reasoning = given if isinstance(given, str) and given else reasoning
         if reasoning.strip():
             message["reasoning_content"] = reasoning
@@ -675,6 +695,19 @@ def _exchanges(
 # Sources.
 
 
+def parse_source(text: str) -> dict[str, Any]:
+    """A path as it is, or a JSON object with the keys of `corpus.sources`, as an argument."""
+    if not text.lstrip().startswith("{"):
+        return {"path": text}
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"source {text[:200]!r}: not JSON ({error}); expected a path, or an object such as "
+            '\'{"path": "data.csv", "column": "prompt", "limit": 1000}\''
+        ) from None
+
+
 def source_names(sources: list[Source]) -> list[str]:
     """A short, distinct name for each source: its own, or one made from the path."""
     names: list[str] = []
@@ -765,11 +798,21 @@ def conversations(
         except RecursionError:
             error = Unusable("unreadable", "nested too deeply", "on_bad_record")
             refuse(error, corpus, tally, file, place, value)
+        except Exception as fault:  # a fault of the program still names the record
+            refuse(not_foreseen(fault), corpus, tally, file, place, value)
         else:
             tally.layouts[layout] = tally.layouts.get(layout, 0) + 1
             for note in notes + more:
                 tally.changed[note] = tally.changed.get(note, 0) + 1
             yield Conversation(record, line, file, place)
+
+
+def not_foreseen(fault: Exception) -> Unusable:
+    """A record that the program fails on; the message also says where in the program."""
+    at = traceback.extract_tb(fault.__traceback__)[-1]
+    where = f"{Path(at.filename).name}, line {at.lineno}"
+    detail = f"{type(fault).__name__}: {fault} ({where}); please report it"
+    return Unusable("not foreseen", detail, "on_bad_record")
 
 
 def refuse(
@@ -818,8 +861,8 @@ def check_source(source: Source, corpus: Corpus) -> None:
         except Unusable as error:
             if error.policy:
                 refuse(error, corpus, Tally(source.path), file, place, value)
-        except RecursionError:
-            pass  # counted when it is read
+        except Exception:
+            pass  # told when it is read
         return
     raise InputError(
         f"{source.path}: no records: the source is empty (or white space, or an empty list); "

@@ -6,7 +6,7 @@ tokens, so ordinary text gets the ids that every other tool gives it.
 
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
@@ -117,7 +117,7 @@ class FastEncoder:
             return Encoded(encoding.ids, encoding.offsets)
         ids, spans = [], []
         for start, end, continued in _parts(len(text), controls, cuts):
-            inside = [c for c in controls if start <= c.start and c.end <= end]
+            inside = _within(controls, start, end)
             part = self._encode_part(text, start, end, inside, continued)
             ids += part.ids
             spans += part.spans
@@ -192,7 +192,7 @@ class PieceEncoder:
         ids, spans = [], []
         for start, end, _ in _parts(len(text), controls, cuts):
             position = start
-            for control in [c for c in controls if start <= c.start and c.end <= end]:
+            for control in _within(controls, start, end):
                 self._encode_piece(text, position, control.start, ids, spans)
                 ids.append(control.id)
                 spans.append((control.start, control.end))
@@ -252,16 +252,29 @@ class PieceEncoder:
         )
 
 
+def _start(control: Occurrence) -> int:
+    return control.start
+
+
+def _within(controls: list[Occurrence], start: int, end: int) -> list[Occurrence]:
+    """Of `controls`, which are in order, those inside [start, end)."""
+    first = bisect_left(controls, start, key=_start)
+    after = bisect_left(controls, end, key=_start)
+    return [c for c in controls[first:after] if c.end <= end]
+
+
 def _parts(length: int, controls: list[Occurrence], cuts: list[int]) -> list[tuple[int, int, bool]]:
     """Cut [0, length) into (start, end, continued): after a cut, up to the next control token."""
     edges: dict[int, bool] = {0: False}
     for cut in sorted(set(cuts)):
         edges[cut] = True
-        after = next((c.start for c in controls if c.start >= cut), None)
-        if after == cut:
+        after = bisect_left(controls, cut, key=_start)
+        if after == len(controls):
+            continue
+        if controls[after].start == cut:
             edges[cut] = False
-        elif after is not None:
-            edges.setdefault(after, False)
+        else:
+            edges.setdefault(controls[after].start, False)
     order = sorted(edges)
     ends = [*order[1:], length]
     return [

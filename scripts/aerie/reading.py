@@ -12,6 +12,7 @@ import glob
 import gzip
 import io
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ CHUNK = 2**20
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".txt", ".csv", ".tsv", ".parquet")
 PACKED = (".gz", ".gzip", ".zst", ".zstd")
 NOT_RECORDS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+SKIPPED = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""How a zstandard frame begins that holds no data, such as a table of places."""
 FOREIGN = {
     b"BZh": "a bzip2 file",
     b"\xfd7zXZ": "an xz file",
@@ -63,22 +66,28 @@ def expand(pattern: str) -> tuple[list[Path], list[Path]]:
     Raises `InputError` when there is nothing.
     """
     path = Path(pattern)
+    if not pattern.strip():
+        raise InputError(f"source {pattern!r}: no path; expected a file, a folder or a pattern")
     try:
         if path.is_file():
             return [path], []
         if path.is_dir():
-            inside = [p for p in sorted(path.rglob("*")) if p.is_file()]
-            inside = [p for p in inside if not p.name.startswith(".")]
+            inside = _files_in(path)
             files = [p for p in inside if _is_data(p)]
             if not files:
                 names = ", ".join(SUFFIXES)
                 raise InputError(
                     f"{pattern}: this folder has no data file ({names}, also .gz, .zst)"
                 )
+            for file in files:
+                _check_file(file)
             return files, [p for p in inside if not _is_data(p)]
-        files = [Path(p) for p in sorted(glob.glob(pattern, recursive=True)) if Path(p).is_file()]
+        found = [Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
+        files = [p for p in found if not p.is_dir()]
     except (OSError, ValueError) as error:
         raise InputError(f"{pattern[:200]!r}: not usable as a path ({error})") from None
+    for file in files:
+        _check_file(file)
     if not files:
         if glob.has_magic(pattern):
             raise InputError(f"{pattern}: no file matches this pattern")
@@ -89,6 +98,30 @@ def expand(pattern: str) -> tuple[list[Path], list[Path]]:
             "given as hf:OWNER/NAME)"
         )
     return files, []
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """All that is no folder and not hidden, sorted; links to folders are followed, once each."""
+    found, seen = [], set()
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        real = os.path.realpath(place)
+        folders[:] = () if real in seen else sorted(f for f in folders if not f.startswith("."))
+        if real not in seen:
+            found += [Path(place, name) for name in names if not name.startswith(".")]
+        seen.add(real)
+    return sorted(found)
+
+
+def _check_file(path: Path) -> None:
+    """`InputError` for what a name stands for but cannot be read as a file."""
+    if path.is_symlink() and not path.exists():
+        raise InputError(f"{path}: a link to nothing; fetch the file, or take the link away")
+    if not path.is_file():
+        raise InputError(f"{path}: neither a file nor a folder")
 
 
 def _is_data(path: Path) -> bool:
@@ -118,7 +151,7 @@ def read_records(
             stream: Any = io.BufferedReader(raw, CHUNK)
             if magic.startswith(b"\x1f\x8b"):
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), CHUNK)
-            elif magic.startswith(zstandard.FRAME_HEADER):
+            elif magic.startswith(zstandard.FRAME_HEADER) or SKIPPED.match(magic):
                 stream = io.BufferedReader(_Zstandard(stream), CHUNK)
             yield from _read(_Lines(stream), path, column)
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
@@ -259,7 +292,8 @@ def _kind(first: bytes, lines: _Lines, path: Path, column: str | None) -> str:
     if start == b"[":  # one array of records, or a list a line?
         one_line = len(first) < FIRST_LINE - 1 and _parses(first)
         return "lines" if one_line and lines.look() else "values"
-    if start == b'"' and _parses(first):
+    named_json = _data_name(path).endswith((".jsonl", ".ndjson", ".json"))
+    if (start == b'"' or named_json) and _parses(first):
         return "lines"
     if _data_name(path).endswith((".csv", ".tsv")):
         return "table"
@@ -362,9 +396,11 @@ class _Scanner:
                 cut = near_end or error.msg.startswith("Unterminated string")
                 if len(self.text) - self.at > MAX_RECORD:
                     self.fail(f"longer than {MAX_RECORD} characters, or not closed")
+                shown = self.text[error.pos : error.pos + 30]
                 if not (cut and self.more()):
-                    what = "the file ends within it" if cut else f"{error.msg}"
-                    self.fail(f"not JSON: {what}, at {self.text[error.pos : error.pos + 30]!r}")
+                    if not shown.strip() or error.msg.startswith("Unterminated"):
+                        self.fail("not JSON: the file ends within it")
+                    self.fail(f"not JSON: {error.msg}, at {shown!r}")
             except RecursionError:
                 self.fail("JSON nested too deeply")
             except ValueError as error:
@@ -472,6 +508,9 @@ def _parquet(path: Path, meter: Meter) -> Iterator[Record]:
     try:
         file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
         total = max(1, file.metadata.num_rows)
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise InputError(f"{path}: two columns have the same name: {names}")
         for batch in file.iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 number += 1

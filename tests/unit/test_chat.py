@@ -681,6 +681,46 @@ def test_odd_turns():
         chat.mask([user("\ud800"), answer("b")])
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ 1 // 0 }}",
+        "{{ m.content + 1 }}",
+        "{{ m.absent.more }}",
+        "{{ [][3] + 1 }}",
+        "{{ '%d' % m.content }}",
+        "{{ m.content | nothing_like_it }}",
+        "{{ m.content.__class__.__mro__ }}",
+        "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(m) }}",
+        "{{ range(10 ** 9) | length }}",
+    ],
+)
+def test_a_template_that_fails_is_a_reason_and_not_a_traceback(fault):
+    template = CHATML.replace(
+        "{% endfor %}", f"{{% if 'odd' in m.content %}}{fault}{{% endif %}}{{% endfor %}}"
+    )
+    if "nothing_like_it" in fault:
+        with pytest.raises(InputError, match="does not render a plain conversation"):
+            ChatTemplate(make_tokenizer("bytes", "chatml", template))
+        return
+    chat = ChatTemplate(make_tokenizer("bytes", "chatml", template))
+    assert chat.mask(TALK).input_ids == chat_of("chatml").mask(TALK).input_ids
+    odd = [user("odd"), answer("A")]
+    for ask in (chat.mask, chat.losses, chat.prompt_ids):
+        with pytest.raises(Unverified, match=r"the chat template (refuses|fails)"):
+            ask(odd)
+
+
+@pytest.mark.parametrize("name", ["chatml-merging", "llama3", "mistral"])
+def test_a_conversation_of_thousands_of_turns(name):
+    chat, (*_, rendered, end) = chat_of(name), CASES[name]
+    said = [f"\nanswer {i} {LOOKALIKES[i % len(LOOKALIKES)]}" for i in range(2000)]
+    masked = chat.mask([m for i, text in enumerate(said) for m in (user(f"{i}?"), answer(text))])
+    expected = [as_read(rendered(text) + end, name) for text in said]
+    assert [as_read(text, name) for text in spoken(chat, masked)] == expected
+
+
 def test_exactly_one_first_token():
     tokenizer = make_tokenizer("llama3-bytes", "llama2", CHATML)
     data = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -915,8 +955,14 @@ def test_inspect_samples(tmp_path, monkeypatch, capsys, mode):
         assert "⟦It is 42, as everybody knows <|im_end|>.<|im_end|>⟧" in out
         assert "under 8 supervised tokens" in out
         assert "lost by the chat template: tool_calls in 1 of 4 records" in out
+        assert "more than samples.max_lost_share = 0.1" in out
     else:
         assert "⟦" not in out and "here the verifier answers" in out
+    (tmp_path / "asked.csv").write_text("id,ask\n1,Why?\n")
+    source = json.dumps({"path": str(tmp_path / "asked.csv"), "column": "ask"})
+    monkeypatch.setattr("sys.argv", ["inspect", *arguments, source])
+    assert inspect_samples.main() == (1 if mode == "keep" else 0)
+    assert ("no assistant turn" if mode == "keep" else "Why?") in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["inspect", *arguments, str(tmp_path / "absent")])
     assert inspect_samples.main() == 1
     assert "absent" in capsys.readouterr().err

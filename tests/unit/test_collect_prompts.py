@@ -124,6 +124,26 @@ def test_several_files_by_glob_and_folder_in_order(tmp_path, collect):
     assert "not data files, passed over: README.md" in err
 
 
+def test_folder_with_links(tmp_path, collect):
+    """A linked folder is read, once; a link to nothing, or what is no file, is not passed over."""
+    folder, other = tmp_path / "mine", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    lines(folder / "a.jsonl", prompts(3, "a{}"))
+    lines(other / "b.jsonl", prompts(3, "b{}"))
+    (folder / "more").symlink_to(other)
+    (folder / "itself").symlink_to(folder)
+    assert collect(str(folder))[3]["records_in"] == 6
+    (folder / "c.jsonl").symlink_to(tmp_path / "nothing")
+    for source in (str(folder), f"{folder}/*.jsonl"):
+        status, _, err, _ = collect(source)
+        assert status == 1 and f"error: {folder}/c.jsonl: a link to nothing" in err
+    (folder / "c.jsonl").unlink()
+    os.mkfifo(folder / "c.jsonl")
+    status, _, err, _ = collect(str(folder))
+    assert status == 1 and f"error: {folder}/c.jsonl: neither a file nor a folder" in err
+
+
 def test_every_record_is_in_a_file_or_in_a_count(tmp_path, collect):
     records = [*prompts(20), *prompts(5), {"prompt": ""}, {"images": ["x"], "prompt": "Q"}]
     records += [{"prompt": "x" * 3000}, {"prompt": "prompt 3 \n"}]
@@ -238,6 +258,7 @@ def test_near_duplicates_only_in_large_corpora(tmp_path, collect):
         (['{"path": "a", "colum": "b"}'], "corpus.sources.0.colum: unknown key"),
         (['{"path": '], "not JSON"),
         (["\0"], "\0"),
+        (['{"path": " "}'], "source ' ': no path"),
         (["{}", "--decontaminate=nothing.jsonl"], "nothing.jsonl: no such file"),
         (["{}", '--decontaminate={"path": 1}'], "corpus.sources.0.path: found 1"),
     ],

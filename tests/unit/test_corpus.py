@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -153,10 +154,10 @@ def test_layout(name):
 
 
 def test_no_layout_names_keys_found_and_layouts_expected(tmp_path):
-    path = json_lines(tmp_path / "x.jsonl", [{"foo": 1, "bar": 2}])
+    path = json_lines(tmp_path / "x.jsonl", [{"foo": 1, "bar": []}])
     with pytest.raises(InputError) as error:
         read(path)
-    for text in ("x.jsonl: line 1", "foo, bar", *LAYOUTS):
+    for text in ("x.jsonl: line 1", "foo (int), bar (list)", *LAYOUTS):
         assert text in str(error.value)
 
 
@@ -172,6 +173,12 @@ def test_what_is_left_out_is_noted():
     ]
     many = {"instruction": "I", "instances": [{"output": "O"}, {"output": "P"}]}
     assert to_conversation(many)[3] == ["further instances not used"]
+    answers = {"question": "Q", "answer": ["A", "B"]}
+    assert to_conversation(answers)[3] == ["further answers not used"]
+    system = {"messages": [{"role": "system", "content": "S"}, USER, BOT], "system": "S"}
+    assert to_conversation(system)[3] == []
+    note = "system text beside a system turn not used"
+    assert to_conversation({**system, "system": "T"})[3] == [note]
 
 
 # Roles.
@@ -358,6 +365,7 @@ def lines_of(records, end="\n"):
     return end.join(json.dumps(r, ensure_ascii=False) for r in records).encode()
 
 
+NO_DATA = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"  # a zstandard frame to be skipped
 FILES = {
     "lines.jsonl": lines_of(TWO) + b"\n",
     "no final newline.jsonl": lines_of(TWO),
@@ -372,6 +380,7 @@ FILES = {
     "packed.gz": gzip.compress(lines_of(TWO[:1]) + b"\n") + gzip.compress(lines_of(TWO[1:])),
     "packed.zst": zstandard.compress(lines_of(TWO[:1]) + b"\n")
     + zstandard.compress(lines_of(TWO[1:])),
+    "with a table of places.zst": NO_DATA + zstandard.compress(lines_of(TWO)) + NO_DATA,
 }
 
 
@@ -450,6 +459,17 @@ def test_parquet_and_datasets_folder(tmp_path):
         assert [short(r["messages"]) for r in records] == [["u:Q"], ["u:P"]], path
 
 
+def test_parquet_with_two_columns_of_one_name(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    table = pyarrow.Table.from_arrays(columns, names=["prompt", "prompt"])
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"x\.parquet: two columns have the same name"):
+        read(tmp_path / "x.parquet")
+
+
 def test_dataset_that_cannot_be_loaded_is_one_message(tmp_path):
     pytest.importorskip("datasets")
     with pytest.raises(InputError, match="cannot be loaded as a Hugging Face dataset"):
@@ -461,6 +481,9 @@ DAMAGED = {
     "truncated.zst": (zstandard.compress(lines_of(TWO) * 50)[:-9], "damaged or cut short"),
     "truncated.json": (json.dumps(TWO).encode()[:-9], "record 2.*the file ends within it"),
     "cut array.json": (json.dumps(TWO).encode()[:-1], "record 2.*cut short"),
+    "last comma.json": (b'[{"prompt": "a"}, ]', "record 2: not JSON: Expecting value, at ']'"),
+    "rest.json": (b'[{"prompt": "a"}] and more', "record 2: not JSON: .*at 'and more'"),
+    "null.jsonl": (b'null\n{"prompt": "a"}\n', "line 1: unknown layout: found NoneType"),
     "comma.json": (b'[{"prompt": "a"} {"prompt": "b"}]', "expected ',' or ']'"),
     "truncated.parquet": (b"PAR1" + bytes(50), "damaged Parquet file"),
     "latin1.jsonl": ('{"prompt": "é"}'.encode("latin-1"), "line 1.*not UTF-8: byte 0xe9"),
@@ -520,6 +543,104 @@ def test_any_json_value_is_a_conversation_or_has_a_reason(record, mode):
     except Unusable:
         return
     assert messages[-1]["role"] == ("user" if mode == "generate" else "assistant")
+
+
+STRANGE = [
+    None,
+    True,
+    0,
+    -1.5,
+    float("nan"),
+    "",
+    "[",
+    "[1]",
+    '{"a": 1}',
+    [],
+    {},
+    [None],
+    [[]],
+    [{}],
+]
+STRANGE += [{"a": 1}, [1, 2], ["a", "b"], [["a", "b"]], [["a", None]], {"role": "user"}, [[1, 2]]]
+STRANGE += [[{"role": "user", "content": {}}], [{"role": 5, "content": "x"}], [{"from": "human"}]]
+STRANGE += [{"role": ["user", "x"], "content": ["Q"]}, {"text": "a", "replies": 5, "role": "user"}]
+STRANGE += [{"text": None, "replies": [1]}, "\ud800", 10**400]
+RECORD_KEYS = [
+    "messages", "conversations", "history", "turns", "dialog", "dialogue", "utterances",
+    "data", "prompt", "question", "query", "instruction", "instances", "chosen", "rejected",
+    "text", "output", "response", "answer", "completion", "input", "context", "tools",
+    "functions", "system", "system_prompt", "images", "id", "message_id", "parent_id", "role",
+    "content",
+]  # fmt: skip
+TURN_KEYS = [
+    "role", "from", "speaker", "content", "value", "utterance", "text", "user", "bot",
+    "tool_calls", "function_call", "function", "name", "arguments", "tool_call_id",
+    "reasoning_content", "thinking", "type", "id",
+]  # fmt: skip
+
+
+def with_odd_values():
+    """Records of every layout with every odd value at every key, one at a time."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    for key, odd in itertools.product(RECORD_KEYS, STRANGE):
+        for record in (
+            {},
+            {"prompt": "p"},
+            {"messages": [USER, BOT]},
+            {"instruction": "i", "output": "o"},
+            {"chosen": "c", "rejected": "r"},
+            {"chosen": "c", "rejected": "r", "prompt": "p"},
+            {"message_id": "m", "role": "prompter", "text": "t"},
+            {"prompt": {"text": "q", "role": "prompter", "replies": []}},
+        ):
+            yield {**record, key: odd}
+    for key, odd in itertools.product(TURN_KEYS, STRANGE):
+        part, other = {"type": "text", "text": "q", key: odd}, {"type": "tool_call", key: odd}
+        for turns in (
+            [{**USER, key: odd}, BOT],
+            [USER, {**BOT, key: odd}],
+            [USER, {"role": "tool", "content": "x", key: odd}, BOT],
+            [USER, {"role": "function_call", "content": '{"name": "f"}', key: odd}],
+            [USER, {"role": "assistant", "tool_calls": [{**call, key: odd}]}],
+            [USER, {"role": "assistant", "function_call": {**call["function"], key: odd}}],
+            [{"role": "user", "content": [part]}, {"role": "assistant", "content": [part, other]}],
+        ):
+            yield {"messages": turns}
+        yield {"messages": [USER, BOT], "tools": [{**call, key: odd}]}
+
+
+@pytest.mark.parametrize("mode", ["generate", "keep"])
+def test_any_odd_value_at_any_key_is_kept_or_has_a_foreseen_reason(tmp_path, mode):
+    path = json_lines(tmp_path / "a.jsonl", records := list(with_odd_values()))
+    kept, tally = read(path, mode=mode, on_bad_record="drop", on_unknown_role="drop")
+    assert tally.records_in == len(records) == len(kept) + sum(tally.dropped.values())
+    assert "not foreseen" not in tally.dropped, tally.examples["not foreseen"]
+    assert kept and all(isinstance(m["content"], str) for r in kept for m in r["messages"])
+
+
+def test_a_fault_of_the_program_names_the_record(tmp_path, monkeypatch):
+    def faulty(record):
+        raise KeyError("oh")
+
+    monkeypatch.setitem(LAYOUTS, "transcript (text)", faulty)
+    path = json_lines(tmp_path / "a.jsonl", [{"prompt": "Q"}, {"text": "x"}])
+    with pytest.raises(InputError, match=r"a\.jsonl: line 2: not foreseen: KeyError: 'oh'"):
+        read(path, mode="generate")
+    assert read(path, mode="generate", on_bad_record="drop")[1].dropped == {"not foreseen": 1}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"instruction": "Q", "output": "A", "history": ["earlier", "turns"]},
+        {"messages": [USER, BOT], "system": {"text": "S"}},
+        {"messages": [USER, {**BOT, "reasoning_content": ["Because."]}]},
+        {"prompt": {"text": "Q", "role": "prompter", "replies": ["A"]}},
+    ],
+)
+def test_what_is_given_in_an_unknown_form_is_not_passed_over(record):
+    with pytest.raises(Unusable, match="wrong type"):
+        to_conversation(record)
 
 
 @settings(max_examples=200, deadline=None)

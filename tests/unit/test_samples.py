@@ -1,6 +1,11 @@
+import shutil
+import sys
+
 import pytest
 
+import tokenize_samples
 from aerie.chat import ChatTemplate
+from aerie.files import InputError, read_json, write_json, write_json_lines
 from aerie.samples import (
     Counts,
     Dropped,
@@ -125,3 +130,80 @@ def test_the_summary_by_hand():
     assert (found["samples"], found["tokens"], found["supervised_tokens"]) == (1, 4, 3)
     assert found["supervised_share"] == pytest.approx(0.75)
     assert found["length"]["max"] == 4
+
+
+# The program, in mode keep.
+
+STRICT = """{{% for m in messages %}}{{% if m.role == 'system' %}}
+{{{{ raise_exception('no system here') }}}}{{% endif %}}{{% endfor %}}{}"""
+
+
+@pytest.fixture
+def tokenize(tmp_path, tiny_verifier, monkeypatch):
+    """Run the program on conversations, with a template that refuses system turns; the report."""
+    folder = tmp_path / "verifier"
+    shutil.copytree(tiny_verifier, folder)
+    plain = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(STRICT.format(plain))
+
+    def run(conversations, **options):
+        records = [
+            {"id": f"{i:032x}", "source": "s", "messages": messages}
+            for i, messages in enumerate(conversations)
+        ]
+        write_json_lines(tmp_path / "train.jsonl.zst", records)
+        write_json_lines(tmp_path / "heldout.jsonl.zst", [])
+        write_json(tmp_path / "verifier.json", {"path": str(folder), "fingerprint": "f" * 32})
+        given = {
+            "train": tmp_path / "train.jsonl.zst",
+            "heldout": tmp_path / "heldout.jsonl.zst",
+            "verifier": tmp_path / "verifier.json",
+            "store": tmp_path / "store",
+            "max-length": 64,
+            "min-supervised-tokens": 1,
+            "min-kept-share": 0.5,
+            "max-lost-share": 0.5,
+            "samples-per-shard": 16,
+            "samples": tmp_path / "samples.parquet",
+            "shards": tmp_path / "shards.json",
+            "report": tmp_path / "report.json",
+            **options,
+        }
+        monkeypatch.setattr(sys, "argv", ["x", *(f"--{k}={v}" for k, v in given.items())])
+        tokenize_samples.main()
+        return read_json(tmp_path / "report.json")
+
+    return run
+
+
+def turns(*texts):
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+REFUSED = [{"role": "system", "content": "S"}, *turns("q", "a")]
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+LOST = [*turns("q"), {"role": "assistant", "content": "a", "tool_calls": [CALL]}]
+
+
+def test_a_record_that_the_template_refuses_is_counted(tokenize):
+    report = tokenize([turns("q", "a"), turns("r", "b"), REFUSED])
+    assert (report["records_in"], report["records_kept"]) == (3, 2)
+    (reason,) = report["dropped"]
+    assert "no system here" in reason and report["dropped"][reason] == 1
+    assert report["examples"][reason] == [f"{2:032x}"]
+    with pytest.raises(InputError, match="of 3 records only 2 became samples"):
+        tokenize([turns("q", "a"), turns("r", "b"), REFUSED], **{"min-kept-share": 0.9})
+
+
+def test_no_sample_at_all_is_an_error_whatever_the_floor(tokenize):
+    with pytest.raises(InputError, match="of 1 records only 0 became samples"):
+        tokenize([REFUSED], **{"min-kept-share": 0})
+
+
+def test_what_the_template_loses_is_counted_and_stops_above_the_share(tokenize):
+    report = tokenize([turns("q", "a"), LOST])
+    assert report["lost_by_template"] == {"tool_calls": 1}
+    assert report["examples"]["the template loses: tool_calls"] == [f"{1:032x}"]
+    with pytest.raises(InputError, match=r"loses something of 1 of 2 .*samples\.max_lost_share"):
+        tokenize([turns("q", "a"), LOST], **{"max-lost-share": 0.4})

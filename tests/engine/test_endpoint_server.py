@@ -1,0 +1,149 @@
+"""Answers from real vLLM servers, one of them killed in the middle, against the engine's own."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY_ENGINE
+
+from aerie.files import read_json, write_json, write_json_lines
+from aerie.responses import AnswerStore
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
+
+# In float32 a greedy choice does not depend on which requests share a batch.
+ENGINE = {**TINY_ENGINE, "dtype": "float32", "max_num_seqs": 8}
+PROMPTS = 240
+MAX_TOKENS = 40
+
+
+@contextlib.contextmanager
+def serve(model: Path, log: Path):
+    """A vLLM server on a free port: its base URL and its process, which leads a group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    options = {
+        "model": model,
+        "served-model-name": "tiny",
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": "float32",
+        "max-model-len": 160,
+        "max-num-seqs": 8,
+        "max-num-batched-tokens": 512,
+    }
+    command += [f"--{name}={value}" for name, value in options.items()]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--enforce-eager"],
+            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield f"http://127.0.0.1:{port}/v1", process
+    finally:
+        kill(process)
+
+
+def kill(process: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait_until(met, seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def answers_there(url: str) -> bool:
+    try:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/models").close()
+    except OSError:
+        return False
+    return True
+
+
+def test_two_servers_one_killed_give_the_engines_own_answers(tmp_path, tiny_verifier, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    records = [
+        {
+            "id": f"{i:032x}",
+            "source": "test",
+            "messages": [{"role": "user", "content": f"count {i} apples"}]
+            + [{"role": "user", "content": "and boats"}] * (i % 8 == 0),
+        }
+        for i in range(PROMPTS)
+    ]
+    write_json_lines(tmp_path / "train.jsonl.zst", records)
+    write_json_lines(tmp_path / "heldout.jsonl.zst", [])
+    fingerprint = {"path": str(tiny_verifier), "fingerprint": "f" * 32}
+    write_json(tmp_path / "fingerprint.json", fingerprint)
+
+    def start(name: str, *more: str) -> subprocess.Popen:
+        options = {
+            "train": tmp_path / "train.jsonl.zst",
+            "heldout": tmp_path / "heldout.jsonl.zst",
+            "verifier": tmp_path / "fingerprint.json",
+            "store": tmp_path / name,
+            "output": tmp_path / f"{name}.json",
+            "temperature": 0,
+            "top-p": 1,
+            "max-tokens": MAX_TOKENS,
+            "max-length": 160,
+            "min-supervised-tokens": 1,
+            "seed": 0,
+            "engine": json.dumps(ENGINE),
+        }
+        command = [sys.executable, str(ROOT / "scripts" / "generate_responses.py"), *more]
+        command += [f"--{option}={value}" for option, value in options.items()]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def finish(job: subprocess.Popen) -> str:
+        output = job.communicate(timeout=300)[0]
+        assert job.returncode == 0, output[-5000:]
+        return output
+
+    def answers(name: str) -> dict:
+        return AnswerStore(tmp_path / name, read_json(tmp_path / f"{name}.json")["key"]).load()
+
+    with contextlib.ExitStack() as servers:
+        logs = [tmp_path / "first.log", tmp_path / "second.log"]
+        (first, victim), (second, _) = [
+            servers.enter_context(serve(tiny_verifier, log)) for log in logs
+        ]
+        finish(start("own"))  # while the servers start
+        for url, log in zip((first, second), logs, strict=True):
+            wait_until(lambda url=url: answers_there(url), 240, log.read_text()[-3000:])
+        job = start(
+            "asked", f"--endpoint={first}", f"--endpoint={second}", "--endpoint-concurrency=4"
+        )
+        wait_until(
+            lambda: any((tmp_path / "asked").rglob("*.jsonl.zst")), 120, "no answer was kept"
+        )
+        assert not (tmp_path / "asked.json").exists(), "finished before the server was killed"
+        kill(victim)
+        output = finish(job)
+    assert f"{first} is left out for now" in output and second not in output
+    own, asked = answers("own"), answers("asked")
+    assert read_json(tmp_path / "asked.json")["sampling"]["model"] == "tiny"
+    assert asked.keys() == own.keys() == {record["id"] for record in records}
+    for name, answer in asked.items():
+        assert answer["samples"] == own[name]["samples"]  # token ids, and where the answers are
+        assert all(end > begin for s in answer["samples"] for begin, end in s["spans"])
