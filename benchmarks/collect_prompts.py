@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import ROOT, record
 
 
 def write_corpus(source: Path, target: Path, number: int) -> None:
@@ -56,17 +56,17 @@ def main() -> None:
         seconds = time.monotonic() - start
         if os.waitstatus_to_exitcode(status):
             sys.exit("collect_prompts.py failed")
+        processor_seconds = usage.ru_utime + usage.ru_stime
         figures = {
             "conversations": arguments.number,
-            "mode": arguments.mode,
-            "corpus_mb": round(corpus.stat().st_size / 1e6, 1),
-            "seconds": round(seconds, 1),
-            "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+            "corpus_mb": round(corpus.stat().st_size / 1e6),
+            "seconds": round(seconds),
+            "processor_seconds": round(processor_seconds),
             "conversations_per_second": round(arguments.number / seconds),
+            "per_processor_second": round(arguments.number / processor_seconds),
             "peak_rss_mib": round(usage.ru_maxrss / 1024),
-            "cores": os.cpu_count(),
         }
-        print(json.dumps(figures, indent=1))
+        record("collect_prompts", [figures], mode=arguments.mode)
 
 
 if __name__ == "__main__":
