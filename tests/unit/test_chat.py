@@ -700,10 +700,6 @@ def test_a_template_that_fails_is_a_reason_and_not_a_traceback(fault):
     template = CHATML.replace(
         "{% endfor %}", f"{{% if 'odd' in m.content %}}{fault}{{% endif %}}{{% endfor %}}"
     )
-    if "nothing_like_it" in fault:
-        with pytest.raises(InputError, match="does not render a plain conversation"):
-            ChatTemplate(make_tokenizer("bytes", "chatml", template))
-        return
     chat = ChatTemplate(make_tokenizer("bytes", "chatml", template))
     assert chat.mask(TALK).input_ids == chat_of("chatml").mask(TALK).input_ids
     odd = [user("odd"), answer("A")]
