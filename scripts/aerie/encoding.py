@@ -138,7 +138,7 @@ class FastEncoder:
         pieces.append(text[position:end])
         places += range(position, end + 1)
         encoding = tokenizer.encode("".join(pieces), add_special_tokens=False)
-        spans = []
+        given, spans = encoding.ids, []  # every look at `ids` makes a new list
         for first, after in encoding.offsets:
             # An offset can point after a control token's name: then it is the next character.
             last = places[after - 1] if after > first else places[first]
@@ -146,11 +146,11 @@ class FastEncoder:
             spans.append((places[first], stop))
         ends = {c.start: c.end for c in controls}
         for i, (first, stop) in enumerate(spans):
-            if to_id.get(encoding.ids[i]) in self.controls.texts:
+            if to_id.get(given[i]) in self.controls.texts:
                 # A token that swallows blanks beside it covers more than its own text.
                 own = next((c for c in range(first, stop) if c in ends), None)
                 spans[i] = (first, max(stop, ends[own]) if own is not None else stop)
-        return Encoded([to_id.get(i, i) for i in encoding.ids], spans)
+        return Encoded([to_id.get(i, i) for i in given], spans)
 
     def _renamed(self, continued: bool) -> tuple[Tokenizer, dict[int, int]]:
         """The tokenizer with control tokens under names that no text holds, and their ids."""
