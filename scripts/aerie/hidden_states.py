@@ -274,7 +274,8 @@ class Shard:
         try:
             self._file = safe_open(str(self.path), framework="numpy")
             meta = self._file.metadata() or {}
-            if int(meta["aerie"]) > FORMAT_VERSION:
+            self.version = int(meta["aerie"])
+            if self.version > FORMAT_VERSION:
                 raise InputError(f"{path}: written by a newer Aerie (format {meta['aerie']})")
             self.format = meta["format"]
             self.layer_ids = tuple(json.loads(meta["layer_ids"]))
@@ -283,6 +284,10 @@ class Shard:
             self.samples: list[dict[str, Any]] = json.loads(meta["samples"])
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise BadStates(f"{path}: not a whole shard ({error})") from error
+
+    @property
+    def convention(self) -> Convention:
+        return Convention(self.fingerprint, self.layer_ids, self.hidden_size, self.format)
 
     def read(self, number: int) -> Sample:
         """Sample at this position, decoded and compared with its checksum."""

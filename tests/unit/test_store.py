@@ -1,0 +1,684 @@
+"""scripts/store.py on a small store: what it finds wrong, what it may delete, what it exchanges."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import store as program
+from aerie import cli
+from aerie.extraction import LaneWork, describe_lane
+from aerie.files import write_json
+from aerie.hidden_states import Convention, Sample, Shard, Store, sample_key
+from aerie.samples import Row, describe_shard, write_samples
+
+LAYERS, WIDTH, VOCABULARY = 6, 16, 64
+IDS = (1, 2, 4, LAYERS)
+
+
+def bits(states: torch.Tensor) -> torch.Tensor:
+    return states.contiguous().view(torch.uint16)
+
+
+@pytest.fixture(scope="session")
+def verifier(tmp_path_factory) -> SimpleNamespace:
+    """What is needed of a checkpoint: config, head (tied), a final norm with uneven weights."""
+    folder = tmp_path_factory.mktemp("store") / "verifier"
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "vocab_size": VOCABULARY,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+    write_json(folder / "config.json", config)
+    generator = torch.Generator().manual_seed(5)
+    head = torch.nn.functional.normalize(torch.randn(VOCABULARY, WIDTH, generator=generator), dim=1)
+    norm = (torch.rand(WIDTH, generator=generator) * 1.5 + 0.5).to(torch.bfloat16)
+    head = head.to(torch.bfloat16)
+    save_file(
+        {"model.embed_tokens.weight": head, "model.norm.weight": norm},
+        folder / "model.safetensors",
+    )
+    return SimpleNamespace(folder=folder, head=head.float(), norm=norm.float(), eps=1e-5)
+
+
+def make_row(verifier, number: int, split: str = "train") -> tuple[Row, torch.Tensor]:
+    """A sample whose last states lead to its next tokens, as a greedy verifier's do."""
+    generator = torch.Generator().manual_seed(100 + number)
+    length = 14 + number
+    tokens = torch.randint(0, VOCABULARY, (length + 1,), generator=generator)
+    states = torch.randn(length, len(IDS), WIDTH, generator=generator) * 3
+    lengths = torch.rand(length, 1, generator=generator) * 20 + 5
+    states[:, -1] = verifier.head[tokens[1:]] / verifier.norm * lengths
+    mask = [i >= 4 for i in range(length)]
+    name = f"record-{number}"
+    row = Row(name, name, "test", split, tokens[:-1].tolist(), mask, 4, int(tokens[-1]))
+    return row, states.to(torch.bfloat16)
+
+
+class Place:
+    """A workflow's folder with one finished run, `demo`: two shards to train on, one held out."""
+
+    def __init__(self, folder: Path, verifier: SimpleNamespace, capsys, monkeypatch):
+        self.folder, self.verifier = folder, verifier
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+        self.root = folder / "results/store"
+        self.convention = Convention("f" * 32, IDS, WIDTH)
+        self.store = Store(self.root, self.convention)
+        self.root.mkdir(parents=True)
+        made = [make_row(verifier, n, "heldout" if n >= 6 else "train") for n in range(8)]
+        self.rows = {row.id: row for row, _ in made}
+        self.states = {row.id: states for row, states in made}
+        self.groups = [made[:3], made[3:6], made[6:]]
+        self.shards = self.write_run("demo", self.groups)
+
+    def write_run(self, name: str, groups) -> list[dict]:
+        run = self.folder / "results" / name
+        shards = []
+        for group in groups:
+            shard = describe_shard(group[0][0].split, [row for row, _ in group])
+            samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in group]
+            self.store.write(shard["id"], samples)
+            shards.append(shard)
+        write_json(
+            run / "verifier/fingerprint.json",
+            {
+                "path": str(self.verifier.folder),
+                "fingerprint": "f" * 32,
+                "num_layers": LAYERS,
+                "hidden_size": WIDTH,
+                "vocab_size": VOCABULARY,
+            },
+        )
+        (run / "prompts").mkdir(parents=True)
+        write_json(run / "responses/manifest.json", {})
+        write_json(run / "samples/shards.json", {"shards": shards})
+        write_samples(run / "samples/samples.parquet", [row for g in groups for row, _ in g])
+        counts = {"quarantined": {}}
+        for lane, part in enumerate((shards[::2], shards[1::2])):
+            manifest = describe_lane(self.store, part, counts, 0.0)
+            write_json(run / f"hidden_states/lane-{lane}.json", manifest)
+        return shards
+
+    def path(self, number: int) -> Path:
+        return self.store.path(self.shards[number]["id"])
+
+    def lane(self, number: int) -> Path:
+        return self.folder / f"results/demo/hidden_states/lane-{number}.json"
+
+    def files(self) -> dict[str, bytes]:
+        found = (p for p in (self.folder / "results").rglob("*") if p.is_file())
+        return {str(p): p.read_bytes() for p in found}
+
+    def call(self, *arguments: object) -> tuple[int, str]:
+        """Exit status and what was printed."""
+        self._monkeypatch.chdir(self.folder)
+        self._monkeypatch.setattr(sys, "argv", ["store.py", *map(str, arguments)])
+        self._capsys.readouterr()
+        status = 0
+        try:
+            cli.run(program.main)
+        except SystemExit as stop:
+            status = stop.code or 0
+        printed = self._capsys.readouterr()
+        return status, printed.out + printed.err
+
+
+@pytest.fixture
+def place(tmp_path, verifier, capsys, monkeypatch) -> Place:
+    return Place(tmp_path, verifier, capsys, monkeypatch)
+
+
+# verify
+
+
+def test_a_whole_store_is_found_whole(place):
+    status, text = place.call("verify")
+    tokens = sum(len(r.input_ids) for r in place.rows.values())
+    assert (status, f"3 shards with {tokens} tokens read, 0 wrong" in text) == (0, True), text
+
+
+def spoil(path: Path, kind: str) -> None:
+    whole = path.read_bytes()
+    if kind == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "flipped":
+        path.write_bytes(whole[:-40] + bytes([whole[-40] ^ 4]) + whole[-39:])
+    elif kind == "foreign":
+        path.write_bytes(b"PK\x03\x04" + whole)
+    elif kind == "of another tool":
+        save_file({"hidden_states": torch.ones(3, 2)}, path)
+    elif kind == "empty":
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("kind", ["truncated", "flipped", "foreign", "of another tool", "empty"])
+def test_a_damaged_shard_is_named_and_set_aside(place, kind):
+    spoil(place.path(1), kind)
+    before = place.files()
+    status, text = place.call("verify")
+    assert status == 1
+    assert str(place.path(1).relative_to(place.folder)) in text
+    assert "1 wrong" in text
+    assert "lane-1.json" in text  # what to delete so that the lane runs again
+    assert place.files() == before  # without --set-aside nothing is touched
+    status, _ = place.call("verify", "--set-aside")
+    assert status == 1
+    assert not place.path(1).exists()
+    assert (place.store.folder / "damaged" / place.path(1).name).is_file()
+    # The lane that made it runs again, and only that one.
+    assert not place.lane(1).exists()
+    assert place.lane(0).exists()
+    assert LaneWork(place.store, place.rows, place.shards).missing == [place.shards[1]]
+    assert place.call("verify")[0] == 0
+
+
+def test_a_shard_under_another_ones_name_is_foreign(place):
+    shutil.copy(place.path(0), place.path(1))
+    status, text = place.call("verify", place.shards[1]["id"][:10])
+    assert status == 1
+    assert "its samples are not those of its name" in text
+
+
+def test_a_shard_of_another_convention_is_foreign(place):
+    other = Store(place.root, Convention("f" * 32, (0, 2, 4, LAYERS), WIDTH))
+    group = place.groups[1]
+    samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in group]
+    shutil.copy(other.write(place.shards[1]["id"], samples), place.path(1))
+    status, text = place.call("verify")
+    assert status == 1
+    assert f"belongs to convention {other.convention.key}" in text
+
+
+def test_states_that_a_broken_writer_let_pass_are_found(place, monkeypatch):
+    row, states = place.groups[1][0]
+    states = states.clone()
+    states[3, 1, 2] = float("nan")
+    monkeypatch.setattr("aerie.hidden_states.check_states", lambda *_: None)
+    samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in place.groups[1][1:]]
+    samples.insert(0, Sample(row.id, torch.tensor(row.input_ids), states))
+    place.store.write(place.shards[1]["id"], samples)
+    status, text = place.call("verify")
+    assert status == 1
+    assert "NaN or infinity" in text
+
+
+def test_a_missing_shard_is_found_by_the_manifest(place):
+    place.path(2).unlink()
+    status, text = place.call("verify", "--set-aside")
+    assert status == 1
+    assert "missing" in text
+    assert not place.lane(0).exists()
+
+
+def test_a_shard_made_anew_with_other_bytes_is_kept_and_its_manifest_goes(place):
+    manifest = json.loads(place.lane(1).read_text())
+    manifest["shards"][0]["checksum"] = "0" * 16
+    write_json(place.lane(1), manifest)
+    status, text = place.call("verify", "--set-aside")
+    assert status == 1
+    assert "size or checksum" in text
+    assert place.path(1).is_file()
+    assert not place.lane(1).exists()
+
+
+def test_a_shard_without_a_quarantined_sample_is_right(place):
+    first, *others = place.groups[1]
+    samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in others]
+    place.store.write(place.shards[1]["id"], samples)
+    counts = {"quarantined": {first[0].id: "too long"}}
+    write_json(place.lane(1), describe_lane(place.store, [place.shards[1]], counts, 0.0))
+    assert place.call("verify")[0] == 0
+
+
+def test_a_sample_of_the_shards_can_be_verified(place):
+    assert "1 shards with" in place.call("verify", "--sample", "1")[1]
+    assert "2 shards with" in place.call("verify", "--sample", "0.7")[1]
+    status, text = place.call("verify", "--sample", "-1")
+    assert status == 2
+    assert "expected a number of shards" in text
+
+
+def test_a_damaged_manifest_is_named(place):
+    place.lane(0).write_text("{")
+    status, text = place.call("verify")
+    assert status == 1
+    assert "lane-0.json" in text
+
+
+# list and show
+
+
+def test_list_counts_and_says_who_names_what(place):
+    place.write_run("other", [place.groups[2]])
+    status, text = place.call("list", "--json")
+    found = json.loads(text)[place.convention.key]
+    assert status == 0
+    by_id = {s["id"]: s for s in found}
+    assert by_id[place.shards[2]["id"]]["runs"] == ["demo", "other"]
+    shard = by_id[place.shards[0]["id"]]
+    tokens = sum(len(r.input_ids) for r, _ in place.groups[0])
+    assert (shard["samples"], shard["tokens"], shard["runs"]) == (3, tokens, ["demo"])
+    assert shard["bytes"] == place.path(0).stat().st_size
+    assert shard["raw_bytes"] == tokens * 4 * WIDTH * 2
+    assert shard["ratio"] == pytest.approx(shard["bytes"] / shard["raw_bytes"])
+    spoil(place.path(0), "empty")
+    status, text = place.call("list")
+    assert "demo, other" in text
+    assert "not a whole shard" in text
+
+
+def test_show_gives_each_samples_norms(place):
+    status, text = place.call("show", place.shards[0]["id"][:12], "--json")
+    found = json.loads(text)
+    assert status == 0
+    row, states = place.groups[0][1]
+    sample = found["samples"][1]
+    assert (sample["id"], sample["tokens"]) == (row.id, len(row.input_ids))
+    expected = np.linalg.norm(states.float().numpy(), axis=-1).mean(0)
+    assert list(sample["mean_norm"].values()) == pytest.approx(expected.tolist(), abs=1e-3)
+    assert place.call("show", place.path(0))[0] == 0
+    status, text = place.call("show", "nothing")
+    assert status == 1
+    assert "expected the id of one shard" in text
+
+
+# gc
+
+
+@pytest.fixture
+def unnamed(place) -> Path:
+    """A shard that no manifest names."""
+    row, states = make_row(place.verifier, 50)
+    shard = describe_shard("train", [row])["id"]
+    return place.store.write(shard, [Sample(row.id, torch.tensor(row.input_ids), states)])
+
+
+def test_gc_says_what_it_would_do_and_does_nothing(place, unnamed):
+    before = place.files()
+    status, text = place.call("gc")
+    assert status == 0
+    assert str(unnamed.relative_to(place.folder)) in text
+    assert f"1 files, {unnamed.stat().st_size} bytes" in text
+    assert place.files() == before
+
+
+def test_gc_deletes_what_no_run_names_and_nothing_else(place, unnamed):
+    place.write_run("other", [place.groups[2], [make_row(place.verifier, 9)]])
+    shutil.rmtree(place.folder / "results/demo")
+    before = set(place.files())
+    status, _ = place.call("gc", "--delete")
+    gone = {str(unnamed), str(place.path(0)), str(place.path(1))}
+    assert status == 0
+    assert before - set(place.files()) == gone
+
+
+@pytest.mark.parametrize("what", ["no samples", "an unextracted shard", "no responses", "damaged"])
+def test_gc_touches_no_shard_while_a_run_is_unfinished(place, unnamed, what):
+    other = place.folder / "results/other"
+    place.write_run("other", [[make_row(place.verifier, 9)]])
+    if what == "no samples":
+        (other / "samples/shards.json").unlink()
+    elif what == "an unextracted shard":
+        (other / "hidden_states/lane-0.json").unlink()
+    elif what == "no responses":
+        (other / "responses/manifest.json").unlink()
+    else:
+        (other / "hidden_states/lane-0.json").write_text("[]")
+    before = place.files()
+    status, text = place.call("gc", "--delete")
+    assert status == 0
+    assert "other" in text
+    assert "no shard is collected" in text
+    assert place.files() == before
+
+
+def test_gc_does_not_delete_while_snakemake_works(place, unnamed):
+    (place.folder / ".snakemake/locks").mkdir(parents=True)
+    (place.folder / ".snakemake/locks/0.input.lock").write_text("")
+    status, text = place.call("gc", "--delete")
+    assert status == 1
+    assert "Snakemake" in text
+    assert unnamed.is_file()
+
+
+def test_gc_collects_damaged_and_forsaken_files(place):
+    spoil(place.path(1), "empty")
+    place.call("verify", "--set-aside")
+    ended = 2**22 + 1  # above the largest process id
+    names = {
+        "ended": f".x.{ended}.abc.tmp",
+        "working": f".x.{os.getpid()}.abc.tmp",
+        "just left": f".y.{ended}.abc.tmp",
+        "old": ".z.1.abc.tmp",
+    }
+    for kind, name in names.items():
+        path = place.store.folder / name
+        path.write_bytes(b"part")
+        age = {"just left": 0, "old": 90000}.get(kind, 7200)
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    before = set(place.files())
+    status, _ = place.call("gc", "--delete")
+    gone = {Path(p).name for p in before - set(place.files())}
+    assert status == 0
+    assert gone == {names["ended"], names["old"], place.path(1).name}
+    assert not (place.store.folder / "damaged" / place.path(1).name).exists()
+
+
+# export
+
+
+def export(place, to: str) -> Path:
+    target = place.folder / f"for-{to}"
+    status, text = place.call("export", "--to", to, "--run", "results/demo", target)
+    assert status == 0, text
+    place.text = text
+    return target
+
+
+def test_speculators_own_reader_takes_the_export(place):
+    from speculators.data_generation.offline import check_hidden_states
+    from speculators.train.data import ArrowDataset
+
+    target = export(place, "speculators")
+    ratio = float(place.text.split("--train-data-ratio ")[1].split()[0])
+    seen = []
+    for split in ("train", "val"):
+        data = ArrowDataset(64, target, on_missing="raise", train_ratio=ratio, split=split)
+        for number in range(len(data)):
+            item = data[number]
+            row = next(r for r in place.rows.values() if r.input_ids == item["input_ids"].tolist())
+            states = place.states[row.id]
+            assert row.split == ("train" if split == "train" else "heldout")
+            assert torch.equal(bits(item["hidden_states"]), bits(states[:, :-1].flatten(1)))
+            assert torch.equal(bits(item["verifier_last_hidden_states"]), bits(states[:, -1]))
+            assert item["loss_mask"].tolist() == [int(m) for m in row.loss_mask]
+            seen.append(row.id)
+        assert data.approx_lengths == [len(data[n]["input_ids"]) for n in range(len(data))]
+    assert sorted(seen) == sorted(place.rows)
+    first = load_file(target / "hidden_states/hs_0.safetensors")
+    check_hidden_states(first, place.rows["record-0"].input_ids)
+    assert "--target-layer-ids 1 2 4\n" in place.text
+
+
+def test_specforge_files_are_after_the_final_norm(place):
+    target = export(place, "specforge")
+    paths = sorted(target.rglob("*.ckpt"))
+    assert [str(p.relative_to(target)) for p in paths] == [
+        *(f"heldout/rows_0-5000/data_{n}.ckpt" for n in range(2)),
+        *(f"train/rows_0-5000/data_{n}.ckpt" for n in range(6)),
+    ]
+    for number, path in enumerate(paths):
+        row = place.rows[f"record-{(number + 6) % 8}"]
+        states = place.states[row.id]
+        data = torch.load(path, weights_only=True, mmap=True)
+        length = len(row.input_ids)
+        assert data["input_ids"].tolist() == row.input_ids
+        assert data["loss_mask"].tolist() == [int(m) for m in row.loss_mask]
+        assert data["input_ids"].dtype == data["loss_mask"].dtype == torch.int64
+        assert data["aux_hidden_state"].shape == (1, length, 3 * WIDTH)
+        assert torch.equal(bits(data["aux_hidden_state"][0]), bits(states[:, :-1].flatten(1)))
+        # SpecForge's target head is the head alone: no norm any more.
+        assert data["hidden_state"].shape == (1, length, WIDTH)
+        logits = data["hidden_state"][0].float() @ place.verifier.head.T
+        assert logits.argmax(-1).tolist() == [*row.input_ids[1:], row.next_token]
+        x = states[:, -1].double()
+        rms = (x.pow(2).mean(-1, keepdim=True) + place.verifier.eps).sqrt()
+        expected = x / rms * place.verifier.norm
+        assert torch.allclose(data["hidden_state"][0].double(), expected, rtol=2**-8, atol=1e-6)
+    assert "[0, 1, 3]" in place.text
+
+
+def test_an_export_goes_into_a_new_folder_only(place):
+    target = export(place, "speculators")
+    status, text = place.call("export", "--to", "specforge", "--run", "results/demo", target)
+    assert status == 1
+    assert "not empty" in text
+
+
+def test_an_export_that_the_disk_cannot_hold_is_not_begun(place, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    status, text = place.call("export", "--to", "speculators", "--run", "results/demo", "new")
+    assert status == 1
+    assert "are free" in text
+
+
+# import
+
+SPECULATORS = ["--layer-ids", 1, 2, 4, "--counting", "entering", "--last-state", "before"]
+SPECFORGE = ["--layer-ids", 0, 1, 3, "--counting", "output", "--last-state", "after-norm"]
+
+
+def empty_store(place) -> Store:
+    shutil.rmtree(place.store.folder)
+    return place.store
+
+
+def take_in(place, folder: Path, stated, answers="greedy"):
+    return place.call("import", "--run", "results/demo", *stated, "--answers", answers, folder)
+
+
+def test_what_speculators_has_comes_back_bit_for_bit(place):
+    target = export(place, "speculators")
+    store = empty_store(place)
+    status, text = take_in(place, target, SPECULATORS)
+    assert status == 0, text
+    assert "8 samples" in text
+    # The next run extracts nothing: it finds all samples by their tokens.
+    work = LaneWork(store, place.rows, place.shards)
+    assert work.to_extract() == []
+    for row in place.rows.values():
+        path, number = work.found[sample_key(row.input_ids)]
+        with Shard(path) as shard:
+            assert shard.convention == place.convention
+            sample = shard.read(number)
+        assert torch.equal(bits(sample.states), bits(place.states[row.id]))
+    assert not any(store.has(s["id"]) for s in place.shards)  # so the import names them
+    assert place.call("verify")[0] == 1  # the run's own shards are gone
+    shutil.rmtree(place.folder / "results/demo/hidden_states")
+    shutil.rmtree(place.folder / "results/demo")
+    place.call("gc", "--delete")
+    assert len(list(store.folder.glob("*.safetensors"))) == 1
+    # A second import finds them all there.
+    place.write_run("demo", place.groups)
+    assert "8 were in the store already" in take_in(place, target, SPECULATORS)[1]
+
+
+def test_specforges_states_come_back_but_for_the_length_of_the_last(place):
+    target = export(place, "specforge")
+    store = empty_store(place)
+    status, text = take_in(place, target, SPECFORGE)
+    assert status == 0, text
+    assert "up to their length" in text
+    for row in place.rows.values():
+        path, number = store.find_samples({sample_key(row.input_ids)})[sample_key(row.input_ids)]
+        with Shard(path) as shard:
+            states = shard.read(number).states
+        ours = place.states[row.id]
+        assert torch.equal(bits(states[:, :-1]), bits(ours[:, :-1]))
+        # The norm of both is the same, so are the logits.
+        norm = torch.nn.RMSNorm(WIDTH, eps=place.verifier.eps)
+        norm.weight.data = place.verifier.norm
+        a, b = norm(states[:, -1].float()), norm(ours[:, -1].float())
+        assert torch.allclose(a, b, rtol=2**-6, atol=1e-3)
+
+
+def write_pt(path: Path, row: Row, states: torch.Tensor, **changes) -> None:
+    data = {
+        "input_ids": torch.tensor(row.input_ids),
+        "loss_mask": torch.tensor(row.loss_mask).long(),
+        "hidden_states": [states[:, k].clone() for k in range(states.shape[1])],
+    }
+    torch.save({**data, **changes}, path)
+
+
+def test_older_pt_files_are_taken_in(place):
+    folder = place.folder / "old"
+    folder.mkdir()
+    for number, row in enumerate(place.rows.values()):
+        write_pt(folder / f"data_{number}.pt", row, place.states[row.id])
+    store = empty_store(place)
+    status, text = take_in(place, folder, SPECULATORS)
+    assert status == 0, text
+    assert LaneWork(store, place.rows, place.shards).to_extract() == []
+
+
+class Hostile:
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.marker}",))
+
+
+def test_no_code_of_a_pickle_runs(place):
+    folder = place.folder / "hostile"
+    folder.mkdir()
+    marker = place.folder / "marker"
+    row, states = place.groups[0][0]
+    write_pt(folder / "a.pt", row, states, extra=Hostile(marker))
+    (folder / "b.pt").write_bytes(pickle.dumps(Hostile(marker)))
+    buffer = io.BytesIO()
+    torch.save(Hostile(marker), buffer)
+    (folder / "c.ckpt.gz").write_bytes(gzip.compress(buffer.getvalue()))
+    empty_store(place)
+    status, text = take_in(place, folder, SPECULATORS)
+    assert status == 1
+    assert "3 refused" in text
+    assert "0 samples" in text
+    assert not marker.exists()
+
+
+def test_wrong_files_are_counted_with_their_reasons_and_the_others_taken(place):
+    folder = place.folder / "mixed"
+    folder.mkdir()
+    rows = list(place.rows.values())
+    states = [place.states[r.id] for r in rows]
+
+    def write_hs(number, row, states, **changes):
+        data = {"hidden_states": states.contiguous(), "token_ids": torch.tensor(row.input_ids)}
+        save_file({**data, **changes}, folder / f"hs_{number}.safetensors")
+
+    write_hs(0, rows[0], states[0])
+    write_hs(1, rows[0], states[0])  # again
+    write_hs(2, rows[1], states[1][:-1])  # short
+    nan = states[2].clone()
+    nan[3, 1, 2] = float("nan")
+    write_hs(3, rows[2], nan)
+    write_hs(4, rows[3], torch.zeros_like(states[3]))
+    swapped = states[4].roll(3, 0)
+    write_hs(5, rows[4], swapped)  # the states of other tokens
+    write_hs(6, rows[5], states[5], token_ids=torch.tensor(rows[5].input_ids) + VOCABULARY)
+    whole = (folder / "hs_0.safetensors").read_bytes()
+    (folder / "hs_7.safetensors").write_bytes(whole[:-30])
+    (folder / "hs_8.safetensors").write_bytes(b"")
+    write_pt(folder / "x.pt", rows[6], states[6], hidden_states=states[6][:1].expand(9**9, -1, -1))
+    (folder / "notes.txt").write_text("not ours")
+    store = empty_store(place)
+    status, text = take_in(place, folder, SPECULATORS)
+    assert status == 1
+    assert "10 files: 1 samples" in text
+    assert "9 refused; 1 files are of no known layout" in text
+    for reason in (
+        "the same tokens as an earlier file",
+        "other shapes",
+        "NaN or infinity",
+        "states cannot be those of the tokens",
+        "does not lead to the next tokens",
+        "outside the verifier's vocabulary",
+        "not readable",
+        "larger than what the file holds",
+    ):
+        assert reason in text
+    (manifest,) = (place.root / "imports").glob("*.json")
+    refused = json.loads(manifest.read_text())["refused"]
+    assert len(refused) == 9
+    assert store.find_samples({sample_key(rows[0].input_ids)})
+    assert len(list(folder.iterdir())) == 11  # the user's files stay where they are
+
+
+@pytest.mark.parametrize(
+    ("of", "stated", "message"),
+    [
+        ("specforge", [*SPECFORGE[:-1], "before"], "after the final norm"),
+        ("speculators", [*SPECULATORS[:-1], "after-norm"], "not after the final norm"),
+        ("speculators", ["--layer-ids", 2, 4, *SPECULATORS[4:]], "other shapes"),
+    ],
+)
+def test_a_wrong_convention_is_refused(place, of, stated, message):
+    target = export(place, of)
+    store = empty_store(place)
+    status, text = take_in(place, target, stated)
+    assert status == 1
+    assert message in text
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("ids", "counting", "message"),
+    [
+        ([1, 2, 4, 6], "entering", "is added by itself"),
+        ([1, 2, 5], "output", "counted by output are"),
+        ([4, 2, 1], "entering", "in order"),
+    ],
+)
+def test_layer_ids_that_cannot_be_are_said_to_be_so(place, ids, counting, message):
+    stated = ["--layer-ids", *ids, "--counting", counting, "--last-state", "before"]
+    target = export(place, "speculators")
+    status, text = take_in(place, target, stated)
+    assert status == 1
+    assert message in text
+
+
+def test_states_of_another_model_are_refused(place):
+    target = export(place, "speculators")
+    store = empty_store(place)
+    other = place.folder / "other-model"
+    shutil.copytree(place.verifier.folder, other)
+    weights = load_file(other / "model.safetensors")
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].roll(7, 0)
+    save_file(weights, other / "model.safetensors")
+    fingerprint = place.folder / "results/demo/verifier/fingerprint.json"
+    write_json(fingerprint, {**json.loads(fingerprint.read_text()), "path": str(other)})
+    status, text = take_in(place, target, SPECULATORS)
+    assert status == 1
+    assert "8 refused: the verifier's head does not lead to the next tokens" in text
+    assert not store.folder.exists()
+
+
+def test_layers_that_differ_from_the_stores_own_stop_the_import(place):
+    target = export(place, "speculators")
+    for path in target.glob("hidden_states/*.safetensors"):
+        data = load_file(path)
+        data["hidden_states"][:, 0] = data["hidden_states"][:, 0].roll(1, -1)
+        save_file(data, path)
+    status, text = take_in(place, target, SPECULATORS)
+    assert status == 1
+    assert "check --layer-ids and --counting" in text
+
+
+def test_without_masks_greedy_answers_cannot_be_checked(place):
+    target = export(place, "speculators")
+    empty_store(place)
+    (place.folder / "results/demo/samples/samples.parquet").unlink()
+    shutil.move(target / "hidden_states", place.folder / "alone")
+    status, text = take_in(place, place.folder / "alone", SPECULATORS)
+    assert status == 1
+    assert "8 refused: no loss mask" in text
+    assert take_in(place, place.folder / "alone", SPECULATORS, answers="other")[0] == 0
