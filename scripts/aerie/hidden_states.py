@@ -274,8 +274,7 @@ class Shard:
         try:
             self._file = safe_open(str(self.path), framework="numpy")
             meta = self._file.metadata() or {}
-            self.version = int(meta["aerie"])
-            if self.version > FORMAT_VERSION:
+            if int(meta["aerie"]) > FORMAT_VERSION:
                 raise InputError(f"{path}: written by a newer Aerie (format {meta['aerie']})")
             self.format = meta["format"]
             self.layer_ids = tuple(json.loads(meta["layer_ids"]))

@@ -13,7 +13,6 @@ from typing import Any
 
 from aerie.files import InputError, read_json, write_json
 from aerie.hidden_states import (
-    FORMAT_VERSION,
     QUARANTINE,
     BadStates,
     Shard,
@@ -241,7 +240,7 @@ def _wrong_place(shard: Shard, path: Path, namings: list[Naming], named: Named) 
     problems = []
     key = path.parent.name
     found = shard.convention
-    if shard.version == FORMAT_VERSION and found.key != key:
+    if found.key != key:
         problems.append(f"foreign: it belongs to convention {found.key}, its folder is {key}")
     for naming in namings:
         said = naming.convention
