@@ -10,7 +10,7 @@ os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
 from snakemake.exceptions import WorkflowError
 
 from aerie.config import load_config
-from aerie.files import InputError, read_json
+from aerie.files import InputError, read_json, write_json
 from aerie.verifier import check_config, checkpoint_state
 
 try:

@@ -2,17 +2,24 @@ from snakemake.logging import logger
 
 from aerie.manifest import broken_shards
 
+
 # A lane's manifest is what Snakemake watches, not the shards that it names. When one of them was
-# deleted, cut short or moved aside, the lane is run again, as if it had been named after --forcerun.
+# deleted, cut short or moved aside, a note says so; the note is an input of the lane, which is
+# then out of date. (Also in a dry run, or that could not tell.)
+def note_of(lane):
+    return Path(f"{RUN}/hidden_states/lane-{lane}.gone.json")
+
+
 if workflow.is_main_process:
     for lane in range(CONFIG.hidden_states.lanes):
-        manifest = f"{RUN}/hidden_states/lane-{lane}.json"
-        if gone := broken_shards(Path(manifest), Path(STORE)):
+        manifest = Path(f"{RUN}/hidden_states/lane-{lane}.json")
+        if gone := broken_shards(manifest, Path(STORE)):
             logger.warning(
                 f"{manifest}: {len(gone)} of its shards are gone from {STORE} or have another "
                 f"size ({', '.join(gone[:3])}); they are made again"
             )
-            workflow.dag_settings.forcerun = frozenset({*workflow.dag_settings.forcerun, manifest})
+            # With the time, because Snakemake looks at the content of a newer file.
+            write_json(note_of(lane), {"noticed": time.time(), "shards": gone})
 
 
 rule extract_hidden_states:
@@ -20,6 +27,7 @@ rule extract_hidden_states:
         samples=f"{RUN}/samples/samples.parquet",
         shards=f"{RUN}/samples/shards.json",
         verifier=FINGERPRINT,
+        gone=lambda wildcards: [str(note) for note in [note_of(wildcards.lane)] if note.exists()],
     output:
         f"{RUN}/hidden_states/lane-{{lane}}.json",
     log:

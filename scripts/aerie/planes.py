@@ -4,8 +4,23 @@ numba compiles them once a machine and keeps them beside this file; they hold no
 value is sign (bit 15), exponent (bits 14 to 7), mantissa (bits 6 to 0).
 """
 
+import llvmlite.binding.ffi
 import numba
 import numpy as np
+
+_Library = type(llvmlite.binding.ffi.lib)
+_find_function = _Library.__getattr__
+
+
+def _only_functions(self, name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _find_function(self, name)
+
+
+# llvmlite's library answers to every name, `__dict__` too, with a function. vLLM 0.32.0 asks
+# all attributes of all loaded modules for theirs when an engine starts on a CPU, and fails at it.
+_Library.__getattr__ = _only_functions
 
 _compiled = numba.njit(nogil=True, cache=True)
 

@@ -207,7 +207,7 @@ def verify_shard(path: Path, named: Named) -> tuple[int, Finding | None]:
             for number in range(len(shard.samples)):
                 try:
                     sample = shard.read(number)
-                    check_states(sample.states, sample.tokens, convention)
+                    check_states(sample.states, sample.tokens, convention, sample.loss_mask)
                     tokens += len(sample.tokens)
                 except BadStates as error:
                     problems.append(_without_path(error, path))

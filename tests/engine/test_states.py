@@ -84,8 +84,10 @@ if __name__ == "__main__":
 
 
 def test_states_of_the_engine_are_those_of_transformers(tiny_verifier):
-    output = run_python(EXTRACT.format(model=str(tiny_verifier), settings=TINY_ENGINE))
+    # In bf16 the tiny verifier's random layers would add their rounding up to a tenth.
+    settings = {**TINY_ENGINE, "dtype": "float32"}
+    output = run_python(EXTRACT.format(model=str(tiny_verifier), settings=settings))
     found = json.loads(output.split("FOUND", 1)[1])
-    assert found["worst"] < 0.03  # bf16 keeps 8 bits
+    assert found["worst"] < 0.01  # states are kept in bf16, 8 bits
     assert sum(found["agree"]) / len(found["agree"]) > 0.9
     assert found["refused"] >= 14  # of 16

@@ -89,7 +89,7 @@ def test_nothing_runs_twice(finished):
         ("drafters={base: {learning_rate: 5e-4}}", TRAINED),
         ("drafters={base: {vocabulary: 1000}}", {"map_vocabulary"} | TRAINED),
         ("drafters={base: {vocabulary: full}}", TRAINED),
-        ("drafters={second: {epochs: 1, vocabulary: 4000}}", TRAINED),
+        ("drafters={second: {epochs: 1, vocabulary: 8000}}", TRAINED),
         (
             "evaluation={num_speculative_tokens: 5}",
             {"measure_acceptance", "measure_speed", "render_report"},
@@ -157,9 +157,13 @@ def test_a_deleted_or_cut_shard_is_made_again_without_force(finished):
         (folder / names[7]).unlink()
         assert finished.planned() == {"extract_hidden_states"} | TRAINED
         (folder / names[7]).write_bytes(b"whole")
+        finished.snakemake("--touch")
         assert finished.planned() == set()
+        (folder / names[7]).write_bytes(b"cut")
+        assert finished.planned() == {"extract_hidden_states"} | TRAINED
     finally:
         manifest.write_bytes(before)
+        (manifest.parent / "lane-0.gone.json").unlink(missing_ok=True)
         finished.snakemake("--touch")
 
 
