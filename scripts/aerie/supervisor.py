@@ -323,9 +323,6 @@ class Supervisor:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         for path in (job.log, job.progress, job.status):
             path.parent.mkdir(parents=True, exist_ok=True)
-        if job.log.is_file():
-            # What a failed attempt said must not be lost with the next one.
-            os.replace(job.log, job.log.with_suffix(".previous.log"))
         me = os.getpid()
 
         def in_child() -> None:
@@ -370,6 +367,9 @@ class Supervisor:
         self.pump.say(f"{state} after {seconds:.0f} s, status {status}" + (f": {why}" * bool(why)))
         self._write_status(state, why, status)
         if state != "done":
+            # Snakemake removes the log before it tries again.
+            with contextlib.suppress(OSError):
+                shutil.copyfile(job.log, job.log.with_suffix(".failed.log"))
             print(f"{job.stage} {state}: {why}\nlog: {job.log}", file=sys.stderr)
         return status
 

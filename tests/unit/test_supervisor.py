@@ -162,13 +162,13 @@ def test_the_exit_status_is_the_jobs_and_its_last_words_are_shown(watched):
     assert job.status()["state"] == "failed"
 
 
-def test_a_kept_log_of_the_attempt_before(watched):
-    watched("print('the first attempt')").wait()
-    watched("print('the second')").wait()
-    job = watched("print('the third')")
+def test_the_log_of_a_failed_attempt_is_kept(watched):
+    watched("raise SystemExit('the first attempt')").wait()
+    job = watched("print('the second')")
     assert job.wait() == 0
-    assert "third" in job.log()
-    assert "second" in (job.folder / "run.previous.log").read_text()
+    assert "second" in job.log()
+    assert "first attempt" not in job.log()
+    assert "first attempt" in (job.folder / "run.failed.log").read_text()
 
 
 STALLS = {
