@@ -199,9 +199,13 @@ def test_a_disk_that_fills_up(faulty):
     faulty.forget_shards()
     store = faulty.folder / "results/store/hidden_states"
     kept = faulty.folder / "kept"
-    script = 'cp -r "$1" "$2" && mount -t tmpfs -o size=3m small "$1" && cp -r "$2"/. "$1"; shift'
+    script = 'cp -r "$1" "$2" && mount -t tmpfs -o size=12m small "$1" && cp -r "$2"/. "$1"; shift'
+    # There is room when the lane begins; somebody else takes it after the first shard.
+    script += '; count() { find "$STORE" -name "*.safetensors" | wc -l; }; before=$(count)'
+    script += '; (until [ "$(count)" -gt $before ]; do sleep 0.02; done'
+    script += '; cat /dev/zero >"$STORE/other" 2>/dev/null) &'
     # What it wrote must outlast the mount, to be gone on from.
-    script += '; "${@:2}"; status=$?; cp -r "$STORE"/. "$1"; exit $status'
+    script += ' "${@:2}"; status=$?; rm "$STORE/other"; cp -r "$STORE"/. "$1"; exit $status'
     done = subprocess.run(
         ["unshare", "-Urm", "bash", "-c", script, "-", store, kept, *faulty.command(LANE)],
         cwd=faulty.folder,

@@ -89,7 +89,7 @@ def test_nothing_runs_twice(finished):
         ("drafters={base: {learning_rate: 5e-4}}", TRAINED),
         ("drafters={base: {vocabulary: 1000}}", {"map_vocabulary"} | TRAINED),
         ("drafters={base: {vocabulary: full}}", TRAINED),
-        ("drafters={second: {epochs: 1, vocabulary: 8000}}", TRAINED),
+        ("drafters={second: {epochs: 1, vocabulary: 4000}}", TRAINED),
         (
             "evaluation={num_speculative_tokens: 5}",
             {"measure_acceptance", "measure_speed", "render_report"},
