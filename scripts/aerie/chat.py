@@ -159,12 +159,13 @@ class ChatTemplate:
     def _learn_turns(self) -> None:
         """Find from small conversations what stands around turns.
 
-        Sets `_controls`, `_generation` (the text of the generation prompt, "" if it has none)
-        and adds to `eos_ids` the token that the template sets after an assistant's text.
+        Sets `_controls`, `_generation` (the text of the generation prompt, "" if it has none),
+        `_user_tail` (without a generation prompt: what ends a user's turn) and adds to `eos_ids`
+        the token that the template sets after an assistant's text.
         """
         user = {"role": "user", "content": "u"}
         answer = {"role": "assistant", "content": "a"}
-        self._generation = ""
+        self._generation = self._user_tail = ""
         try:
             before = self._render([user], None, False)
             prompt = str.__str__(self._render([user], None, True))
@@ -199,6 +200,7 @@ class ChatTemplate:
             header = str.__str__(whole)[max(users, default=0) : answers[0].start]
             if header.startswith(tail):
                 self._generation = header[len(tail) :].strip(" ")
+                self._user_tail = tail
         opening = [c.end for c in self._find_controls(self._generation)]
         lines = [m.end() for m in re.finditer("\n", self._generation)]
         ends = {len(self._generation), *opening, *lines} - {0}
@@ -611,6 +613,11 @@ class ChatTemplate:
                 return place + len(opening)
         if self._openings:
             return None
+        # Rendering what stands before every turn would take time in the square of the turns.
+        tail = self._user_tail
+        user = index and messages[index - 1]["role"] == "user"
+        if tail and user and plain.startswith(tail, before, start):
+            return before + len(tail)
         try:
             prompt = str.__str__(self._render(messages[:index], tools, True))
         except Unverified:
