@@ -297,7 +297,6 @@ def test_nan_in_a_shard(faulty, monkeypatch):
         found["hidden_size"],
         found["format"],
         found["last_state"],
-        found["tokenizer"],
     )
     store = Store(faulty.folder / "results/store", convention)
     path = store.path(entry["id"])
