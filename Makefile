@@ -50,8 +50,8 @@ status: ## say which results are there and which are to be made
 	@test -x .venv/bin/snakemake || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
 	@$(snakemake) --quiet --cores all --summary | cut -f 1,2,5,6 | column -t -s $$'\t'
 
-inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder)
-	@.venv/bin/python scripts/inspect_samples.py --records $(or $(RECORDS),results/demo/prompts/train.jsonl.zst) \
+inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder; MODE=keep: with the answers in the file)
+	@.venv/bin/python scripts/inspect_samples.py --mode $(or $(MODE),generate) --records $(or $(RECORDS),results/demo/prompts/train.jsonl.zst) \
 		--verifier $(or $(VERIFIER),$(firstword $(wildcard results/store/verifiers/*)))
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
