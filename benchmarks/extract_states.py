@@ -118,7 +118,6 @@ def upstream(verifier, rows, layer_ids, folder: Path) -> list[dict]:
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {
             "shared_storage_path": staging,
-            "use_synchronization_lock": False,
         },
     }
     longest = max(len(r.input_ids) for r in rows)

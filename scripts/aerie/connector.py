@@ -67,7 +67,8 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
             "token_ids": pending.token_ids.clone(),
         }
         done = _Done()
-        future = self._executor.submit(self._write_tensors, tensors, done, pending.filename, None)
+        lock = self._lock_fds.pop(pending.req_id, None)
+        future = self._executor.submit(self._write_tensors, tensors, done, pending.filename, lock)
         self._req_copy_events[pending.req_id] = done
         self._req_futures[pending.req_id] = future
         future.add_done_callback(lambda f: self._on_write_done(pending.req_id, f))
