@@ -143,9 +143,7 @@ class Engine:
             )
         if capture_ids is not None and self.in_process:
             # vLLM's extraction method proposes every sampled token once more as a draft, so each
-            # step computes two tokens for the one that is kept. A CPU pays for both; without the
-            # proposals the states and answers are the same, 1.3 times as fast
-            # (benchmarks/one_pass.py).
+            # step computes two tokens for the one that is kept. A CPU pays for both.
             self.llm.llm_engine.engine_core.engine_core.check_for_draft_tokens = False
         if progress is not None:
             progress.enter("working")
