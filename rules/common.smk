@@ -7,8 +7,11 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # So that a supervised job ends when this process is killed.
 os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
 
+from snakemake.logging import logger
+
 from aerie.config import check_paths, load_config
 from aerie.files import InputError, write_json
+from aerie.leases import Leases
 from aerie.verifier import check_config, checkpoint_state, find_sizes
 
 
@@ -24,7 +27,7 @@ def checked(function, *arguments):
 CONFIG = checked(load_config, config)
 
 RUN = f"results/{CONFIG.run}"
-STORE = "results/store"
+STORE = CONFIG.store
 SCRIPTS = os.path.relpath(os.path.join(workflow.basedir, "scripts"))
 # An engine or a training takes all cores of a machine, so two never run side by side by accident.
 ALL_CORES = workflow.cores or 1
@@ -78,6 +81,35 @@ def tell_params_apart():
     for each in workflow.rules:
         named = [f"{k}={v}" for k, v in each.params.items() if not callable(v)]
         each.set_params(told_apart=named)
+
+
+def hold_run():
+    """Have this run's results to ourselves: Snakemake's lock is that of its working folder, but
+    another checkout may have the same results by a link."""
+    leases, run = Leases(), Path(RUN) / "run"
+    while not leases.take(run):
+        logger.info(f"{RUN}: looking whether {leases.holder(run)} is at work on it ...")
+        if who := leases.alive(run):
+            sys.exit(
+                f"error: {RUN}: another run is at work on these results ({who}); wait for it, or"
+                " stop it first. Nothing was started"
+            )
+    atexit.register(leases.close)
+
+
+def end_jobs_when_interrupted():
+    """A SIGINT to Snakemake alone, not to its terminal's whole group, reaches no job: it says that
+    it ends its processes, and waits for them. So tell their supervisors."""
+
+    def tell(*_):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[1:2] == [f"{SCRIPTS}/supervise.py"]:
+                    process.send_signal(signal.SIGUSR1)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, tell)
 
 
 FINGERPRINT = f"{RUN}/verifier/fingerprint.json"

@@ -54,7 +54,7 @@ LAST_LINES = 20
 ALERTS = 20
 CATALOGUE = Path(__file__).resolve().parents[2] / "config" / "log_patterns.yaml"
 
-GONE = signal.SIGUSR1  # to the supervisor: who started it is gone
+GONE = signal.SIGUSR1  # to us: who started the job is gone, or ends
 SIGNALS = {signal.SIGCHLD, GONE}
 # Those that our caller has us ignore (nohup) stay ignored; blocked ones would be received.
 SIGNALS |= {
@@ -96,7 +96,7 @@ def supervise(job: Job, watch: Watch) -> int:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    snakemake = _snakemake()
+    snakemake = starter()
     front = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -116,7 +116,7 @@ def supervise(job: Job, watch: Watch) -> int:
         received = signal.sigtimedwait(SIGNALS, TICK_SECONDS)
         if received is not None and received.si_signo != signal.SIGCHLD:
             os.kill(supervisor, received.si_signo)
-        if snakemake is not None and _ended(snakemake):
+        if snakemake is not None and has_ended(snakemake):
             snakemake = None
             os.kill(supervisor, GONE)
         ended = reap()
@@ -132,13 +132,13 @@ def supervise(job: Job, watch: Watch) -> int:
             return status
 
 
-def _snakemake() -> psutil.Process | None:
+def starter() -> psutil.Process | None:
     """The Snakemake that started this, when it said so and is still there."""
     number = os.environ.get(SNAKEMAKE, "")
     return next((p for p in psutil.Process().parents() if str(p.pid) == number), None)
 
 
-def _ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -198,7 +198,7 @@ def end_processes(grace: float, ended: dict[int, int] | None = None) -> list[int
                 # One that is stopped takes a signal only when it goes on.
                 process.send_signal(signal.SIGCONT)
         received = signal.sigtimedwait(SIGNALS, 0.1)
-        if received is not None and received.si_signo != signal.SIGCHLD:
+        if received is not None and received.si_signo not in (signal.SIGCHLD, GONE):
             deadline = min(deadline, time.monotonic())
         ended.update(reap())
         if time.monotonic() > deadline + 10:
@@ -388,7 +388,7 @@ class Supervisor:
                 return
             if received is not None and received.si_signo != signal.SIGCHLD:
                 if received.si_signo == GONE:
-                    raise Stop("stopped", "who started it is gone", 128 + signal.SIGTERM)
+                    raise Stop("stopped", "who started it is gone, or ends", 128 + signal.SIGTERM)
                 name = signal.Signals(received.si_signo).name
                 raise Stop("stopped", f"{name} received", 128 + received.si_signo)
             self._read_progress(now)
