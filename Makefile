@@ -3,6 +3,7 @@
 #   make env GPU=1              the environment for GPUs (remembered; GPU=0 goes back)
 #   make env PYTHON=/opt/py     a Python that is not on the PATH
 #   make plan CONFIG=my.yaml    another configuration than config/config.yaml (several: in "")
+#   make status STATUS_ARGS=--watch
 #   make plan PLAN_ARGS="--hardware h200-8"   another machine of config/hardware.yaml
 #   make test PYTEST_ARGS="-k shards -x"
 
@@ -11,6 +12,8 @@ PYTEST_ARGS ?=
 SNAKEMAKE_ARGS ?=
 LOCKS ?=
 PLAN_ARGS ?=
+STATUS_ARGS ?=
+RUN ?=
 PYTHON ?=
 
 export PYTHON
@@ -46,9 +49,9 @@ check: $(ENV_READY) ## check versions, machine and verifier before a run (CONFIG
 plan: $(ENV_READY) ## say what would run and why, and what it takes: bytes, memory, hours
 	@.venv/bin/python scripts/plan_run.py $(CONFIG) $(PLAN_ARGS)
 
-status: ## say which results are there and which are to be made
-	@test -x .venv/bin/snakemake || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
-	@$(snakemake) --quiet --cores all --summary | cut -f 1,2,5,6 | column -t -s $$'\t'
+status: ## show how a run gets on, and what came out (RUN=mine, STATUS_ARGS=--watch)
+	@test -x .venv/bin/python || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
+	@.venv/bin/python scripts/show_status.py $(RUN) $(if $(CONFIG),--configfile $(CONFIG)) $(STATUS_ARGS)
 
 inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder; MODE=keep: with the answers in the file)
 	@.venv/bin/python scripts/inspect_samples.py --mode $(or $(MODE),generate) --records $(or $(RECORDS),results/demo/prompts/train.jsonl.zst) \

@@ -50,6 +50,8 @@ onstart:
                 "the check before the run found errors, see above; nothing was started"
                 " (AERIE_UNCHECKED=1 runs all the same)"
             )
+    # For `make status`, which asks no Snakemake; its time is that of the run's start.
+    write_json(f"{RUN}/config.json", CONFIG.model_dump())
 
 
 rule all:

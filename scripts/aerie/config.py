@@ -6,9 +6,11 @@
 import difflib
 import types
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -429,6 +431,26 @@ def load_config(values: dict[str, Any]) -> Config:
     except ValidationError as error:
         lines = [_explain(fault) for fault in error.errors()]
         raise InputError("the configuration is not valid:\n  " + "\n  ".join(lines)) from None
+
+
+def read_config(over: list[Path]) -> dict[str, Any]:
+    """config/config.yaml with other files laid over it, key by key, as Snakemake does."""
+    values: dict[str, Any] = {}
+    for path in [Path(__file__).resolve().parents[2] / "config/config.yaml", *over]:
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise InputError(f"{path}: cannot be read: {error}") from error
+        _lay_over(values, loaded)
+    return values
+
+
+def _lay_over(values: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(values.get(key), dict):
+            _lay_over(values[key], value)
+        else:
+            values[key] = value
 
 
 def _explain(fault: dict[str, Any]) -> str:

@@ -256,7 +256,7 @@ def read_durations(
     found = []
     for stage in STAGES:
         for part in parts.get(stage, ["run"]):
-            row = _read_benchmark(folder / stage / f"{part}.tsv")
+            row = read_benchmark(folder / stage / f"{part}.tsv")
             seconds = _number(row.get("s"))
             if seconds is not None:
                 found.append(
@@ -270,7 +270,7 @@ def read_durations(
     return found
 
 
-def _read_benchmark(path: Path) -> dict[str, str]:
+def read_benchmark(path: Path) -> dict[str, str]:
     """The last row of one of Snakemake's benchmark files, empty when there is none."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
