@@ -8,8 +8,7 @@ import contextlib
 import json
 import os
 import signal
-import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     folder, config = find_run(args.run, args.configfile)
     if args.watch:
-        # So that a terminal is left as it was found, however this is ended.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: sys.exit(0))
-        with contextlib.suppress(KeyboardInterrupt):
-            watch(args, folder, config)
+        watch(args, folder, config)
         return
     show(args, renew(args, folder, config))
 
@@ -85,22 +80,24 @@ def show(args: Any, status: RunStatus) -> None:
 
 def watch(args: Any, folder: Path, config: dict[str, Any] | None) -> None:
     """Renew it until a signal; then the last page stays in the terminal."""
+    ended = threading.Event()
+    # No exceptions: one that comes while the page is set up would leave the terminal without a
+    # cursor, and one that comes while a file is written would leave a part of it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
     console = Console(highlight=False)
     status = renew(args, folder, config)
-    if args.json or not console.is_terminal:
-        while True:
-            if args.json:
-                print(json.dumps(status.as_json(), ensure_ascii=False), flush=True)
-            time.sleep(WATCH_SECONDS)
+    live = None
+    if console.is_terminal and not args.json:
+        live = Live(draw(status), console=console, screen=True, auto_refresh=False)
+    with live or contextlib.nullcontext():
+        while not ended.wait(WATCH_SECONDS):
             status = renew(args, folder, config)
-    try:
-        with Live(draw(status), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(WATCH_SECONDS)
-                status = renew(args, folder, config)
+            if live is not None:
                 live.update(draw(status), refresh=True)
-    finally:
-        console.print(draw(status))
+            elif args.json:
+                print(json.dumps(status.as_json(), ensure_ascii=False), flush=True)
+    show(args, status)
 
 
 if __name__ == "__main__":

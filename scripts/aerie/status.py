@@ -213,8 +213,9 @@ def _found_shape(folder: Path) -> _Shape:
     """The same from what lies in a folder; less when its jobs have not begun."""
 
     def parts(stage: str, *patterns: str) -> set[str]:
-        logs = (p.name for p in folder.glob(f"logs/{stage}/*.log"))
-        found = {n.removesuffix(".log") for n in logs if not n.endswith(".failed.log")}
+        logs = (p.name for p in folder.glob(f"logs/{stage}/*"))
+        ends = re.compile(r"(.+?)(\.failed)?(\.log|\.status\.json|\.progress\.jsonl)")
+        found = {m[1] for n in logs if not n.startswith(".") and (m := ends.fullmatch(n))}
         return found | {p.name for pattern in patterns for p in folder.glob(pattern)}
 
     def numbers(names: set[str]) -> list[int]:
@@ -263,6 +264,7 @@ def jobs_of(shape: _Shape) -> list[Job]:
         made = [f"drafters/{name}/model", f"drafters/{name}/metrics.jsonl"]
         maps = [] if size is None else [f"map_vocabulary {size}"]
         add("train_drafter", name, made, samples, verifier, *lanes, *maps)
+    trained = [f"train_drafter {name}" for name in shape.drafters]
     measured = []
     for stage, file in (("measure_acceptance", "acceptance"), ("measure_speed", "speed")):
         for name in shape.drafters:
@@ -270,7 +272,7 @@ def jobs_of(shape: _Shape) -> list[Job]:
             add(stage, name, made, f"train_drafter {name}", prompts, verifier)
             measured.append(f"{stage} {name}")
     maps = [f"map_vocabulary {size}" for size in shape.sizes]
-    above = [verifier, prompts, *answers, samples, *maps, *lanes, *measured]
+    above = [verifier, prompts, *answers, samples, *maps, *lanes, *trained, *measured]
     add("render_report", "run", ["report.html"], *above)
     return jobs
 
