@@ -19,6 +19,12 @@ except InputError as error:
     raise WorkflowError(str(error)) from None
 
 RUN = f"results/{CONFIG.run}"
+# For the supervisors, on whatever machine; not in their commands, which are printed.
+os.environ["AERIE_RUN"] = CONFIG.run
+if CONFIG.notify.command or CONFIG.notify.webhook_env:
+    os.environ["AERIE_NOTIFY"] = CONFIG.notify.model_dump_json()
+else:
+    os.environ.pop("AERIE_NOTIFY", None)
 STORE = "results/store"
 SCRIPTS = os.path.relpath(os.path.join(workflow.basedir, "scripts"))
 # An engine or a training takes all cores of a machine, so two never run side by side by accident.
@@ -79,7 +85,7 @@ FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
 # Named in a shell line and not in `params`: the import checks the configuration against the
 # verifier, but a changed configuration is no reason to import it again. (A rule of its own with
 # `ancient` output would not do: Snakemake 9.27.1 then overlooks changed params further down.)
-CHECKED = as_json(CONFIG)
+CHECKED = json.dumps(CONFIG.model_dump(exclude={"notify"}))
 if os.path.exists(FINGERPRINT):
     found = read_json(FINGERPRINT)
     if found["source"] == CONFIG.verifier.source:

@@ -32,6 +32,7 @@ from typing import Any
 
 import psutil
 
+from aerie import notify
 from aerie.config import Watch
 from aerie.files import InputError
 from aerie.stalls import Gpus, LossWatch, Pace, cpu_seconds, diagnose, look_at, stacks
@@ -366,6 +367,8 @@ class Supervisor:
         seconds = time.time() - self.started
         self.pump.say(f"{state} after {seconds:.0f} s, status {status}" + (f": {why}" * bool(why)))
         self._write_status(state, why, status)
+        if status in (STALLED, STOPPED):
+            self._notify(state, why)
         if state != "done":
             # Snakemake removes the log before it tries again.
             with contextlib.suppress(OSError):
@@ -551,6 +554,26 @@ class Supervisor:
         if state == "stalled":
             say("stacks of the Python processes:\n" + stacks(self._processes))
         say("last lines of the job:\n" + "\n".join(self.pump.last))
+
+    def _notify(self, state: str, why: str) -> None:
+        """Tell who is to be told; the job has ended, and this must not hold up the next attempt."""
+        to = notify.settings()
+        if to is None:
+            return
+        job, run = self.job, os.environ.get("AERIE_RUN", "")
+        event = {
+            "event": "stall",
+            "run": run,
+            "text": f"{run}: {job.stage} {job.log.stem} {state}: {why}",
+            "stage": job.stage,
+            "part": job.log.stem,
+            "state": state,
+            "reason": why,
+            "host": platform.node(),
+            "log": str(job.log),
+        }
+        for problem in notify.send(to, event):
+            self.pump.say(f"WARNING: {problem}")
 
     def _judge_end(self) -> tuple[str, str, int]:
         """State, reason and exit status of a job that ended by itself."""
