@@ -6,6 +6,9 @@ os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # So that a supervised job ends when this process is killed.
 os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
+# So that an attempt knows those before it, also where a job has a Snakemake of its own.
+if workflow.is_main_process:
+    os.environ["AERIE_SESSION"] = f"{platform.node()} {os.getpid()} {time.time():.0f}"
 
 from snakemake.exceptions import WorkflowError
 
