@@ -89,12 +89,12 @@ def watch(args: Any, folder: Path, config: dict[str, Any] | None) -> None:
     status = renew(args, folder, config)
     live = None
     if console.is_terminal and not args.json:
-        live = Live(draw(status), console=console, screen=True, auto_refresh=False)
+        live = Live(draw(status, short=True), console=console, screen=True, auto_refresh=False)
     with live or contextlib.nullcontext():
         while not ended.wait(WATCH_SECONDS):
             status = renew(args, folder, config)
             if live is not None:
-                live.update(draw(status), refresh=True)
+                live.update(draw(status, short=True), refresh=True)
             elif args.json:
                 print(json.dumps(status.as_json(), ensure_ascii=False), flush=True)
     show(args, status)

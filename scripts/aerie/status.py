@@ -95,6 +95,7 @@ class Job:
     pid: int | None = None
     cores_busy: float | None = None
     memory_gib: float | None = None
+    disk_free_gib: float | None = None
     gpus: list[dict[str, Any]] = field(default_factory=list)
     gpus_missing: str = ""
     last_progress: float | None = None
@@ -151,7 +152,7 @@ def gather(folder: Path, config: dict[str, Any] | None = None) -> RunStatus:
     Its jobs are known from its `config.json`; before that is written from `config`, the whole
     configuration, and without either from what lies in the folder.
     """
-    status = RunStatus(folder.name, str(folder), time.time())
+    status = RunStatus(folder.absolute().name, str(folder), time.time())
     reader = _Reader(status)
     path = folder / "config.json"
     status.began = _mtime(path)
@@ -326,17 +327,18 @@ class _Reader:
         made = [_mtime(self.folder / name) for name in job.outputs]
         finished = max(t for t in made if t is not None) if all(made) else None
         found = self.object(stem.with_name(f"{job.part}.status.json"))
-        lines = self.lines(stem.with_name(f"{job.part}.progress.jsonl"))
+        progress = stem.with_name(f"{job.part}.progress.jsonl")
         if found is not None:
             self._take_status(job, found, stem.with_name(f"{job.part}.status.json"), finished)
         elif finished is not None:
             job.state, job.ended = "done", finished
         else:
-            self._take_log(job, log, lines, failed)
+            self._take_log(job, log, progress, failed)
         benchmark = stem.parents[2] / "benchmarks" / job.stage / f"{job.part}.tsv"
         if job.state == "done" and job.seconds is None:
             job.seconds = number(read_benchmark(benchmark).get("s"))
-        self._take_lines(job, [x for x in lines if not job.started or x["time"] > job.started - 1])
+        if job.state in ("running", "no sign", *BROKEN):
+            self._take_lines(job, self.lines(progress))
         self._look_at_attempts(job, log)
 
     def _take_status(
@@ -345,8 +347,9 @@ class _Reader:
         """What the supervisor wrote of it. `finished`: when its outputs were written."""
         for key in ("rate", "remaining_seconds", "last_progress", "stall_after_seconds"):
             setattr(job, key, number(found.get(key)))
-        for key in ("done", "total", "cores_busy", "memory_gib", "started", "ended"):
+        for key in ("done", "total", "cores_busy", "memory_gib", "disk_free_gib"):
             setattr(job, key, number(found.get(key)))
+        job.started, job.ended = number(found.get("started")), number(found.get("ended"))
         for key in ("phase", "unit", "host", "reason", "gpus_missing"):
             setattr(job, key, text(found.get(key)))
         for key in ("pid", "exit"):
@@ -401,7 +404,7 @@ class _Reader:
                 f"{clock(job.updated)}"
             )
 
-    def _take_log(self, job: Job, log: Path, lines: list[dict[str, Any]], failed: set[str]) -> None:
+    def _take_log(self, job: Job, log: Path, progress: Path, failed: set[str]) -> None:
         """A job without supervisor and results: its log begins with it, and is all it has."""
         written = _mtime(log)
         measured = _mtime(self.folder / "benchmarks" / job.stage / f"{job.part}.tsv")
@@ -412,7 +415,7 @@ class _Reader:
             return
         if self.status.began and written < self.status.began - 1:
             return
-        job.updated = max([written, *(x["time"] for x in lines[-1:])])
+        job.updated = max(written, _mtime(progress) or 0)
         tail = _tail(log, LOG_TAIL)
         last = tail.rstrip().rsplit("\n", 1)[-1]
         ended_badly = last.startswith("error: ")
@@ -448,6 +451,7 @@ class _Reader:
 
     def _take_lines(self, job: Job, lines: list[dict[str, Any]]) -> None:
         """Last losses; and, of a job without supervisor, how far it is."""
+        lines = [x for x in lines if not job.started or x["time"] > job.started - 1]
         for line in lines:
             loss, accuracy = number(line.get("loss")), line.get("accuracy")
             if loss is not None:
@@ -516,7 +520,8 @@ def failed_logs(folder: Path) -> set[str]:
     """Logs, as `<rule>/<part>.log`, of the jobs that failed in Snakemake's last run of this folder
     and were not started again since; from its own log, where there is one."""
     try:
-        newest = max((folder.parents[1] / ".snakemake/log").glob("*.log"), key=_mtime_or_0)
+        project = folder.absolute().parents[1]
+        newest = max((project / ".snakemake/log").glob("*.log"), key=lambda p: _mtime(p) or 0)
     except (ValueError, OSError, IndexError):
         return set()
     found: set[str] = set()
@@ -524,7 +529,7 @@ def failed_logs(folder: Path) -> set[str]:
         match = re.match(r"    log: (.*?)( \(check log file.*)?$", line)
         for name in match[1].split(", ") if match else []:
             path = Path(name)
-            if path.parts[-4:-2] == (folder.name, "logs"):
+            if path.parts[-4:-2] == (folder.absolute().name, "logs"):
                 key = f"{path.parts[-2]}/{path.name}"
                 (found.add if match[2] else found.discard)(key)
     return found
@@ -671,10 +676,6 @@ def _mtime(path: Path) -> float | None:
         return path.stat().st_mtime
     except (OSError, ValueError):
         return None
-
-
-def _mtime_or_0(path: Path) -> float:
-    return _mtime(path) or 0.0
 
 
 def _tail(path: Path, size: int) -> str:

@@ -39,15 +39,15 @@ WARNING_STYLES = {"fatal": "bold red", "degraded": "yellow", "unknown": "magenta
 # The page
 
 
-def draw(status: RunStatus) -> RenderableType:
-    """The page for a terminal of any width."""
-    parts: list[RenderableType] = [_head(status), _stages(status)]
+def draw(status: RunStatus, short: bool = False) -> RenderableType:
+    """The page for a terminal of any width. `short`: one line for each stage or part of it."""
+    parts: list[RenderableType] = [_head(status), _stages(status, short)]
     running = [j for j in status.jobs if j.state in ("running", "no sign")]
     broken = [j for j in status.jobs if j.state in BROKEN]
-    if running:
-        parts += ["", Rule("running", style="cyan", align="left"), *map(_running, running)]
     if broken:
         parts += ["", Rule("what went wrong", style="red", align="left"), *map(_broken, broken)]
+    if running:
+        parts += ["", Rule("running", style="cyan", align="left"), *map(_running, running)]
     return Group(*parts, "", _foot(status))
 
 
@@ -62,12 +62,12 @@ def _head(status: RunStatus) -> Text:
     return head
 
 
-def _stages(status: RunStatus) -> Table:
+def _stages(status: RunStatus, short: bool) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, max_width=12)
-    table.add_column(overflow="fold")
+    table.add_column(overflow="ellipsis" if short else "fold", no_wrap=short)
     for stage, jobs in status.stages():
         if len(jobs) == 1:
             table.add_row(*_row(jobs[0], stage if jobs[0].part == "run" else jobs[0].name))
@@ -145,6 +145,7 @@ def _running(job: Job) -> RenderableType:
     where.append(f"for {as_duration(job.seconds)}" if job.seconds is not None else "")
     where.append(f"{job.cores_busy:.1f} cores busy" if job.cores_busy is not None else "")
     where.append(f"{job.memory_gib:.1f} GiB" if job.memory_gib is not None else "")
+    where.append(f"disk {job.disk_free_gib:,.1f} GiB free" if job.disk_free_gib is not None else "")
     text.append(", ".join(w for w in where if w) + "\n" if any(where) else "")
     for gpu in job.gpus:
         text.append(_gpu(gpu) + "\n")

@@ -80,6 +80,7 @@ class MadeUp:
             "warnings": {"degraded": 2, "loss spike": 1},
             "cores_busy": 1.9,
             "memory_gib": 3.2,
+            "disk_free_gib": 68.7,
             **values,
         }
         self.write(f"logs/{stage}/{part}.status.json", found, age)
@@ -183,7 +184,7 @@ def test_a_running_job_is_shown_with_all_that_is_known(run):
     for words in (
         "30/120 steps, 1.5/s, 1 min 00 s left",
         f"on {os.uname().nodename}, process {os.getpid()}",
-        "1.9 cores busy, 3.2 GiB",
+        "1.9 cores busy, 3.2 GiB, disk 68.7 GiB free",
         "GPU 1 NVIDIA H200: 98 % use, 100 of 139 GiB, W unknown",
         "loss 2.000  █▇▆▅▄▃▂▁",
         "tokens a step expected 1.85",
