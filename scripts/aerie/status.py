@@ -359,7 +359,11 @@ class _Reader:
         if isinstance(warnings, dict):
             counts = {text(k): number(v) for k, v in warnings.items()}
             job.warnings = {k: int(v) for k, v in counts.items() if v is not None}
-        job.gpus = [g for g in gpus if isinstance(g, dict)] if isinstance(gpus, list) else []
+        job.gpus = [
+            {text(k): _scalar(v) for k, v in gpu.items()}
+            for gpu in (gpus if isinstance(gpus, list) else [])
+            if isinstance(gpu, dict)
+        ]
         job.alerts = [text(a) for a in alerts] if isinstance(alerts, list) else []
         # Clocks of other machines may be off; the file's time is the file server's.
         job.updated = max((number(found.get("updated")) or 0), _mtime(path) or 0)
@@ -488,7 +492,9 @@ class _Reader:
         path = self.folder / name.format(part=job.part)
         try:
             info = path.stat()
-            job.result, job.figures = _remembered(read, path, info.st_mtime_ns, info.st_size)
+            words, figures = _remembered(read, path, info.st_mtime_ns, info.st_size)
+            job.result = text(words)
+            job.figures = {k: v for k, v in figures.items() if number(v) is not None}
         except FileNotFoundError:
             return
         except InputError as error:
@@ -656,6 +662,13 @@ def text(value: Any) -> str:
     """Text without characters that would steer a terminal; line breaks stay."""
     value = "" if value is None else str(value)
     return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+
+
+def _scalar(value: Any) -> Any:
+    """A value as JSON can hold it: numbers and null as they are, all else as text."""
+    if value is None or isinstance(value, int):
+        return value
+    return number(value) if isinstance(value, float) else text(value)
 
 
 def clock(moment: float | None) -> str:

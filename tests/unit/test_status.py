@@ -310,7 +310,7 @@ DAMAGED = [
     "[1, 2]",
     '{"state": 7, "done": "x", "gpus": 3, "warnings": [1], "alerts": "a", "pid": "p"}',
     '{"state": "running", "started": "yesterday", "updated": null, "pid": null, "host": 3}',
-    '{"state": "running", "done": NaN, "total": 1e999, "rate": [], "gpus": [1, {"index": {}}]}',
+    '{"state": "running", "done": NaN, "total": 1e999, "gpus": [1, {"index": {}, "power_w": NaN}]}',
     '{"state": "done", "reason": {"a": 1}, "exit": "\\u001b[2J"}',
     "\x00\xff",
     "",
