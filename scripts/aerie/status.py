@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -736,7 +736,8 @@ def _reading(log: str) -> str:
 def _disks(folder: Path) -> list[dict[str, Any]]:
     """Free and total space of the run's disk and the store's, each disk once."""
     found: dict[int, dict[str, Any]] = {}
-    for path in (_nearest(folder), folder.parent / "store"):
+    here = next((p for p in (folder, *folder.absolute().parents) if _there(p)), folder)
+    for path in (here, folder.parent / "store"):
         try:
             usage = shutil.disk_usage(path)
             device = path.stat().st_dev
@@ -745,12 +746,3 @@ def _disks(folder: Path) -> list[dict[str, Any]]:
         figures = {"free_gib": usage.free / 2**30, "total_gib": usage.total / 2**30}
         found.setdefault(device, {"path": str(path)} | {k: round(v, 2) for k, v in figures.items()})
     return list(found.values())
-
-
-def _nearest(folder: Path) -> Path:
-    return next(p for p in _upwards(folder.absolute()) if _there(p))
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    yield folder
-    yield from folder.parents

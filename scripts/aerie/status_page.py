@@ -91,14 +91,14 @@ def _row(job: Job, title: str) -> tuple[Text, Text, RenderableType, Text]:
     if job.state == "done":
         took = "" if job.seconds is None else f" in {as_duration(job.seconds)}"
         text = Text(f"done{' earlier' * job.earlier}{took}", style)
-        details = [job.result]
+        details = [job.result, job.note]
     elif job.state in ("running", "no sign"):
         details = [job.phase if job.phase != "working" else "", _pace(job)]
     elif job.state in BROKEN:
-        details = [job.reason.split("\n")[0]]
+        details = [job.reason.split("\n")[0] or job.note]
     else:
-        details = []
-    words = "; ".join(d for d in (*details, job.note) if d)
+        details = [job.note]
+    words = "; ".join(d for d in details if d)
     text.append(f"; {words}" if words else "", "dim" if job.earlier else "default")
     return Text(sign, style), Text(title, "" if job.state in BROKEN else style), _bar(job), text
 
