@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from test_dry_runs import STAND_IN
 
 from aerie.config import load_config, read_config
 from aerie.status import gather
@@ -62,3 +63,21 @@ def test_a_run_leaves_its_configuration_for_the_status(project):
     assert jobs["import_verifier"].state == jobs["collect_prompts"].state == "failed"
     assert "not here" in jobs["import_verifier"].reason
     assert jobs["generate_responses"].state == "out of reach"
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(76, 1), (1, 2)])
+def test_only_what_another_attempt_may_mend_is_tried_again(project, status, attempts):
+    for script in (project.folder / "scripts").glob("*.py"):
+        if script.name not in ("supervise.py", "generate_responses.py"):
+            script.write_text(STAND_IN)
+    code = f"open('starts', 'a').write('x'); print('error: it is so'); raise SystemExit({status})"
+    (project.folder / "scripts/generate_responses.py").write_text(code)
+    done = project.snakemake("results/demo/responses/manifest.json")  # retries as in the profile
+    assert done.returncode == 1
+    assert (project.folder / "starts").read_text() == "x" * attempts
+    assert ("not tried again in this run" in done.stderr) == (status == 76)
+    job = next(
+        j for j in gather(project.folder / "results/demo").jobs if j.stage == "generate_responses"
+    )
+    assert job.state == "failed"
+    assert "it is so" in job.reason
