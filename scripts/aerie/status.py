@@ -441,10 +441,13 @@ class _Reader:
         for raw in _tail(path, TAIL).split("\n")[:-1]:
             try:
                 line = json.loads(raw)
-                line["time"] = float(line["time"])
+                moment = number(line["time"])
             except (ValueError, KeyError, TypeError):
+                moment = None
+            if moment is None:
                 bad += 1
                 continue
+            line["time"] = moment
             before, after = (number(x.get("done")) for x in (found[-1] if found else {}, line))
             if before is not None and after is not None and after < before:
                 found = []
@@ -457,10 +460,11 @@ class _Reader:
         """Last losses; and, of a job without supervisor, how far it is."""
         lines = [x for x in lines if not job.started or x["time"] > job.started - 1]
         for line in lines:
-            loss, accuracy = number(line.get("loss")), line.get("accuracy")
+            loss, steps = number(line.get("loss")), line.get("accuracy")
+            accuracy = [number(a) for a in steps] if isinstance(steps, list) else [None]
             if loss is not None:
                 job.losses.append(loss)
-            if isinstance(accuracy, list) and all(number(a) is not None for a in accuracy):
+            if None not in accuracy:
                 job.accuracies.append(sum(accuracy))
         if not lines or job.host or job.state not in ("running", "no sign"):
             return
@@ -653,7 +657,7 @@ def number(value: Any) -> float | None:
     """A finite number, also from text; None for anything else."""
     try:
         found = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
 
@@ -673,9 +677,13 @@ def _scalar(value: Any) -> Any:
 
 def clock(moment: float | None) -> str:
     """A time of today as 12:34:56, another with its date."""
+    unknown = "an unknown time"
     if not moment:
-        return "an unknown time"
-    then = time.localtime(moment)
+        return unknown
+    try:
+        then = time.localtime(moment)
+    except (OverflowError, ValueError, OSError):
+        return unknown
     today = then[:3] == time.localtime()[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
 
@@ -712,7 +720,7 @@ def _alive(pid: int | None, started: float | None) -> bool:
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and (
-            started is None or abs(process.create_time() - started) < 60
+            started is None or process.create_time() < started + 60
         )
     except (psutil.Error, ValueError, TypeError):
         return False

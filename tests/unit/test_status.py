@@ -311,6 +311,8 @@ DAMAGED = [
     '{"state": 7, "done": "x", "gpus": 3, "warnings": [1], "alerts": "a", "pid": "p"}',
     '{"state": "running", "started": "yesterday", "updated": null, "pid": null, "host": 3}',
     '{"state": "running", "done": NaN, "total": 1e999, "gpus": [1, {"index": {}, "power_w": NaN}]}',
+    '{"state": "failed", "ended": 1e300, "pid": 1e999, "time": 1, "accuracy": ["y"]}\n',
+    f'{{"state": "running", "done": {"9" * 400}, "time": {"9" * 400}, "started": -1e18}}\n',
     '{"state": "done", "reason": {"a": 1}, "exit": "\\u001b[2J"}',
     "\x00\xff",
     "",
