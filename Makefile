@@ -3,6 +3,7 @@
 #   make env GPU=1              the environment for GPUs (remembered; GPU=0 goes back)
 #   make env PYTHON=/opt/py     a Python that is not on the PATH
 #   make plan CONFIG=my.yaml    another configuration than config/config.yaml (several: in "")
+#   make status STATUS_ARGS=--watch
 #   make plan PLAN_ARGS="--hardware h200-8"   another machine of config/hardware.yaml
 #   make test PYTEST_ARGS="-k shards -x"
 
@@ -12,6 +13,8 @@ SNAKEMAKE_ARGS ?=
 LOCKS ?=
 PLAN_ARGS ?=
 STORE ?= results/store
+STATUS_ARGS ?=
+RUN ?=
 PYTHON ?=
 
 export PYTHON
@@ -53,9 +56,9 @@ check: $(ENV_READY) ## check versions, machine and verifier before a run (CONFIG
 plan: $(ENV_READY) ## say what would run and why, and what it takes: bytes, memory, hours
 	@.venv/bin/python scripts/plan_run.py $(CONFIG) $(PLAN_ARGS)
 
-status: ## say which results are there and which are to be made
-	@test -x .venv/bin/snakemake || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
-	@$(snakemake) --quiet --cores all --summary | cut -f 1,2,5,6 | column -t -s $$'\t'
+status: ## show how a run gets on, and what came out (RUN=mine, STATUS_ARGS=--watch)
+	@test -x .venv/bin/python || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
+	@.venv/bin/python scripts/show_status.py $(RUN) $(if $(CONFIG),--configfile $(CONFIG)) $(STATUS_ARGS)
 
 inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder; MODE=keep: with the answers in the file)
 	@.venv/bin/python scripts/inspect_samples.py --mode $(or $(MODE),generate) --records $(or $(RECORDS),results/demo/prompts/train.jsonl.zst) \
@@ -71,7 +74,7 @@ lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 	@# Not followed: constants in shell lines (one script a rule, the same folders everywhere),
 	@# helpers beside the rules they serve, a folder param beside the files in it, PATH.
 	@! $(snakemake) --lint 2>&1 | grep '^    \* ' | grep -vE \
-		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG|MAX_GIB|SUPERVISE) |variable (PATH|HF_HUB)|Mixed rules|is a prefix of'
+		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG|MAX_GIB|SUPERVISE|rule) |variable (PATH|HF_HUB|AERIE_)|Mixed rules|is a prefix of'
 
 # Each prints a table and writes results/benchmarks/<name>.json.
 BENCHMARKS := matmul pack_states write_states read_states pack_samples load_samples extract_states \

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -56,6 +57,25 @@ onstart:
                 "error: the check before the run found errors, see above; nothing was started"
                 " (AERIE_UNCHECKED=1 runs all the same)"
             )
+    # For `make status`, which asks no Snakemake; its time is that of the run's start.
+    write_json(f"{RUN}/config.json", CONFIG.model_dump(exclude={"notify"}))
+
+
+def tell(event):
+    """Tell who is to be told; must neither fail nor hold up what comes after it."""
+    if "AERIE_NOTIFY" in os.environ:
+        try:
+            subprocess.run([sys.executable, f"{SCRIPTS}/notify.py", event, RUN], timeout=30)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"warning: nobody was told of this {event}: {error}", file=sys.stderr)
+
+
+onsuccess:
+    tell("end")
+
+
+onerror:
+    tell("failure")
 
 
 rule all:

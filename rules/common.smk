@@ -6,6 +6,9 @@ os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # So that a supervised job ends when this process is killed.
 os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
+# So that an attempt knows those before it, also where a job has a Snakemake of its own.
+if workflow.is_main_process:
+    os.environ["AERIE_SESSION"] = f"{platform.node()} {os.getpid()} {time.time():.0f}"
 
 from snakemake.logging import logger
 
@@ -27,6 +30,12 @@ def checked(function, *arguments):
 CONFIG = checked(load_config, config)
 
 RUN = f"results/{CONFIG.run}"
+# For the supervisors, on whatever machine; not in their commands, which are printed.
+os.environ["AERIE_RUN"] = CONFIG.run
+if CONFIG.notify.command or CONFIG.notify.webhook_env:
+    os.environ["AERIE_NOTIFY"] = CONFIG.notify.model_dump_json()
+else:
+    os.environ.pop("AERIE_NOTIFY", None)
 STORE = CONFIG.store
 SCRIPTS = os.path.relpath(os.path.join(workflow.basedir, "scripts"))
 # An engine or a training takes all cores of a machine, so two never run side by side by accident.
@@ -116,7 +125,7 @@ FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
 # Named in a shell line and not in `params`: the import checks the configuration against the
 # verifier, but a changed configuration is no reason to import it again. (A rule of its own with
 # `ancient` output would not do: Snakemake 9.27.1 then overlooks changed params further down.)
-CHECKED = as_json(CONFIG)
+CHECKED = json.dumps(CONFIG.model_dump(exclude={"notify"}))
 # As soon as the verifier is on this machine, the same is found before anything runs.
 if workflow.is_main_process:
     checked(check_paths, CONFIG)

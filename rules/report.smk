@@ -29,8 +29,9 @@ rule render_report:
         ENVIRONMENT
     params:
         drafters=list(CONFIG.drafters),
-        # Other limits of the watch, or another place of the store, make no other report.
-        config=json.dumps(CONFIG.model_dump(exclude={"watch", "store"})),
+        # Other limits of the watch, another place of the store or others to be told make no
+        # other report.
+        config=json.dumps(CONFIG.model_dump(exclude={"watch", "store", "notify"})),
         version=version_of("report"),
     shell:
         "python {SCRIPTS}/render_report.py --run $(dirname {output}) --drafters {params.drafters}"

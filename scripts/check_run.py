@@ -58,9 +58,7 @@ def check(args: Any, start: float) -> list[Finding]:
             CONFIG / "known_versions.yaml", checks.installed_versions()
         )
         try:
-            config = load_config(
-                args.config or read_config([CONFIG / "config.yaml", *args.configfile])
-            )
+            config = load_config(args.config or read_config(args.configfile))
         except InputError as error:
             return [*findings, Finding("configuration", "error", str(error))]
         try:

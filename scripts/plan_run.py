@@ -401,7 +401,7 @@ def choose_hardware(path: Path, name: str | None, gpus: bool) -> plan.Hardware:
 
 def make_plan(files: list[Path], hardware_name: str | None) -> dict[str, Any]:
     """The whole plan, as `--json` prints it; sizes in bytes, times in seconds."""
-    config = load_config(read_config([Path("config/config.yaml"), *files]))
+    config = load_config(read_config(files))
     planned = dry_run(files)
     verifier, shape, weights = find_verifier(config)
     on_gpus = any(d.gpus for d in config.drafters.values())

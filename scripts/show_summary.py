@@ -23,8 +23,7 @@ def main() -> None:
         "--configfile", type=Path, nargs="*", default=[], help="in its place: a configuration's run"
     )
     args = parser.parse_args()
-    files = [Path("config/config.yaml"), *args.configfile]
-    args.run = args.run or Path("results") / read_config(files).get("run", "demo")
+    args.run = args.run or Path("results") / read_config(args.configfile).get("run", "demo")
     verifier = read_object(args.run / "verifier/fingerprint.json", "source", "path")
     names = sorted(p.parent.name for p in args.run.glob("evaluation/*/speed.json"))
     if not names:

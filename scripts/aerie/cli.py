@@ -12,12 +12,12 @@ from aerie.files import InputError, is_disk_full, read_json
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; an `InputError` becomes its message and exit status 1."""
+    """Call `main`; an `InputError` becomes its message and its exit status."""
     try:
         main()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.status)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

@@ -387,6 +387,31 @@ class Watch(Section):
     """Stop the training then."""
 
 
+def _check_variable(name: str) -> str:
+    # Never with what was found: it may be the address.
+    if not name.isidentifier() or not name.isascii():
+        raise ValueError(
+            "expected the name of an environment variable, such as AERIE_WEBHOOK; the address "
+            "itself, which is a secret, goes into that variable"
+        )
+    return name
+
+
+class Notify(Section):
+    """Who is told that a job stalled, or that a run failed or ended. No change here reruns
+    anything."""
+
+    command: str | None = None
+    """Shell command; it gets the event as JSON on its standard input and as `AERIE_EVENT`,
+    `AERIE_RUN`, `AERIE_TEXT` and so on (null: none). Name secrets in it as variables, `$TOKEN`."""
+    webhook_env: Annotated[str, AfterValidator(_check_variable)] | None = None
+    """Name of the environment variable that holds an address to which the event is posted as
+    JSON (null: none)."""
+    events: list[Literal["failure", "stall", "end"]] = ["failure", "stall", "end"]
+    """What is told of: `stall`: a job was stopped because it did not get on, or for its loss or a
+    full disk; `failure`: a run ended without all of its results; `end`: with them."""
+
+
 class Config(Section):
     """The whole configuration."""
 
@@ -406,6 +431,7 @@ class Config(Section):
     """Drafters by name."""
     evaluation: Evaluation = Evaluation()
     watch: Watch = Watch()
+    notify: Notify = Notify()
 
     @model_validator(mode="before")
     @classmethod
@@ -442,13 +468,14 @@ class Config(Section):
         return self
 
 
-def read_config(files: list[Path]) -> dict[str, Any]:
-    """The values in YAML files, each laid over those before key by key, as Snakemake does.
+def read_config(over: list[Path]) -> dict[str, Any]:
+    """The values of config/config.yaml with those of other files laid over them key by key, as
+    Snakemake does.
 
     Raises `InputError` for a file that is not there or holds no table.
     """
     values: dict[str, Any] = {}
-    for path in files:
+    for path in [Path(__file__).resolve().parents[2] / "config/config.yaml", *over]:
         try:
             found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

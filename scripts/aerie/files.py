@@ -12,9 +12,17 @@ from typing import Any
 
 import zstandard
 
+LASTING = 76
+"""Exit status of a job that failed of something that running again does not mend."""
+
 
 class InputError(Exception):
-    """Something the user gave cannot be used; the message says what, where and what to do."""
+    """Something the user gave cannot be used; the message says what, where and what to do.
+
+    `status`: exit status of a script that ends with it.
+    """
+
+    status = 1
 
 
 def is_disk_full(error: object) -> bool:

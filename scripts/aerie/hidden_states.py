@@ -22,7 +22,7 @@ import xxhash
 import zstandard
 
 from aerie import planes
-from aerie.files import InputError, digest, whole_file
+from aerie.files import LASTING, InputError, digest, whole_file
 
 FORMAT_VERSION = 2
 """Raised when the same samples would be stored differently or must be extracted again."""
@@ -50,6 +50,8 @@ ZSTD = zstandard.ZstdCompressionParameters(
 
 class BadStates(InputError):
     """States that must not be stored or trained on; the message says what is wrong with them."""
+
+    status = LASTING
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def read_durations(
     found = []
     for stage in STAGES[:-1]:  # the report itself is not made yet
         for part in parts.get(stage, ["run"]):
-            row = _read_benchmark(folder / stage / f"{part}.tsv")
+            row = read_benchmark(folder / stage / f"{part}.tsv")
             seconds = _number(row.get("s"))
             if seconds is not None:
                 found.append(
@@ -286,7 +286,7 @@ def read_durations(
     return found
 
 
-def _read_benchmark(path: Path) -> dict[str, str]:
+def read_benchmark(path: Path) -> dict[str, str]:
     """The last row of one of Snakemake's benchmark files, empty when there is none."""
     try:
         with path.open(encoding="utf-8", newline="") as file:

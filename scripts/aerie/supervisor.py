@@ -32,18 +32,21 @@ from typing import Any
 
 import psutil
 
+from aerie import notify
 from aerie.config import Watch
-from aerie.files import InputError
+from aerie.files import LASTING, InputError, digest, read_json
 from aerie.stalls import Gpus, LossWatch, Pace, cpu_seconds, diagnose, look_at, stacks
 from aerie.triage import Catalogue, Triage
 
 STALLED = 75
 """Exit status (sysexits' EX_TEMPFAIL) of a job that did not get on; run again, it goes on from
 what it kept."""
-STOPPED = 76
+STOPPED = LASTING
 """Exit status of a job stopped for what running again does not mend: its loss, a full disk."""
 SNAKEMAKE = "AERIE_SNAKEMAKE"
 """Environment variable with the id of the Snakemake process whose end ends the job."""
+SESSION = "AERIE_SESSION"
+"""Environment variable with a name for the run of Snakemake, the same on all machines."""
 
 STATUS_SECONDS = 3.0  # between two looks at the job's processes
 TICK_SECONDS = 1.0
@@ -93,6 +96,12 @@ def supervise(job: Job, watch: Watch) -> int:
 
     Call it from the main thread of a process that does nothing else.
     """
+    if why := _failed_for_good(job):
+        words = f"not tried again in this run, it would fail of the same: {why}"
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        job.log.write_text(f"supervisor: {words}\n")
+        print(f"{job.stage} {words}\nlog: {job.log.with_suffix('.failed.log')}", file=sys.stderr)
+        return LASTING
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -130,6 +139,23 @@ def supervise(job: Job, watch: Watch) -> int:
                     file=sys.stderr,
                 )
             return status
+
+
+def _attempt_of(job: Job) -> str | None:
+    """What two attempts at a job in one run of Snakemake have in common; None without one."""
+    session = os.environ.get(SESSION)
+    return digest(job.command, session) if session else None
+
+
+def _failed_for_good(job: Job) -> str | None:
+    """Why an attempt at this job in this run of Snakemake failed, when another would too."""
+    with contextlib.suppress(InputError):
+        before = read_json(job.status)
+        if isinstance(before, dict) and before.get("exit") == LASTING:
+            key = _attempt_of(job)
+            if key is not None and before.get("attempt_of") == key:
+                return str(before.get("reason"))
+    return None
 
 
 def starter() -> psutil.Process | None:
@@ -366,6 +392,8 @@ class Supervisor:
         seconds = time.time() - self.started
         self.pump.say(f"{state} after {seconds:.0f} s, status {status}" + (f": {why}" * bool(why)))
         self._write_status(state, why, status)
+        if status in (STALLED, STOPPED):
+            self._notify(state, why)
         if state != "done":
             # Snakemake removes the log before it tries again.
             with contextlib.suppress(OSError):
@@ -552,6 +580,26 @@ class Supervisor:
             say("stacks of the Python processes:\n" + stacks(self._processes))
         say("last lines of the job:\n" + "\n".join(self.pump.last))
 
+    def _notify(self, state: str, why: str) -> None:
+        """Tell who is to be told; the job has ended, and this must not hold up the next attempt."""
+        to = notify.settings()
+        if to is None:
+            return
+        job, run = self.job, os.environ.get("AERIE_RUN", "")
+        event = {
+            "event": "stall",
+            "run": run,
+            "text": f"{run}: {job.stage} {job.log.stem} {state}: {why}",
+            "stage": job.stage,
+            "part": job.log.stem,
+            "state": state,
+            "reason": why,
+            "host": platform.node(),
+            "log": str(job.log),
+        }
+        for problem in notify.send(to, event):
+            self.pump.say(f"WARNING: {problem}")
+
     def _judge_end(self) -> tuple[str, str, int]:
         """State, reason and exit status of a job that ended by itself."""
         code = self.ended[self.pid]
@@ -610,6 +658,7 @@ class Supervisor:
             "updated": round(time.time(), 1),
             "ended": None if status is None else round(time.time(), 1),
             "exit": status,
+            "attempt_of": _attempt_of(self.job),
         }
         path = self.job.status
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -30,7 +30,7 @@ from speculators.train.distributed_batch_sampler import MultipackDistributedBatc
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch.utils.data import DataLoader
 
-from aerie.files import InputError, digest, read_json, sync_folder, write_json
+from aerie.files import LASTING, InputError, digest, read_json, sync_folder, write_json
 from aerie.hidden_states import BadStates, Shard, Store
 from aerie.machine import computes_bf16
 from aerie.packing import count_cuts, cut_sample, pack_epoch, padding_share
@@ -45,6 +45,8 @@ TRAINING_VERSION = 2
 
 class TrainingFailed(InputError):
     """Training that must not go on, or that ended without what it should have written."""
+
+    status = LASTING
 
 
 # Reading shards
@@ -500,6 +502,29 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
+def follow_hints() -> None:
+    """Set for this trainer on a GPU what torch and tokenizers ask for in their hints; say so once.
+
+    What the user set in the environment stays. Nothing of it on a CPU, where another number of
+    threads would give other rounding errors, or in the engine, whose states TF32 would change.
+    """
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    torch.set_float32_matmul_precision("high")
+    # torchrun gives each of several processes one thread where nobody says otherwise.
+    if os.environ.get("OMP_NUM_THREADS") == "1" and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // int(os.environ["LOCAL_WORLD_SIZE"])))
+    if os.environ.get("RANK", "0") == "0":
+        logging.getLogger("aerie").info(
+            "set by Aerie: TF32 for float32 products, PYTORCH_ALLOC_CONF=%s, "
+            "TOKENIZERS_PARALLELISM=%s, %d threads",
+            os.environ["PYTORCH_ALLOC_CONF"],
+            os.environ["TOKENIZERS_PARALLELISM"],
+            torch.get_num_threads(),
+        )
+
+
 def run_training(
     *,
     settings: dict[str, Any],
@@ -604,14 +629,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[bool, torch.dtype]:
 
     gpu = torch.cuda.is_available() and settings["gpus"] > 0
     if gpu:
-        # What torch's own hints ask for. The engine is left alone: TF32 would change its states.
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        torch.set_float32_matmul_precision("high")
-        if os.environ.get("RANK", "0") == "0":
-            logging.getLogger("speculators").info(
-                "set by Aerie: TF32 for float32 products, PYTORCH_ALLOC_CONF=%s",
-                os.environ["PYTORCH_ALLOC_CONF"],
-            )
+        follow_hints()
         maybe_setup_distributed()
     else:
         # speculators times its steps with this, which fails where there is no accelerator.

@@ -264,6 +264,45 @@ def test_an_impossible_loss_stops_at_once(watched, loss):
     assert job.nothing_left()
 
 
+def test_what_another_attempt_does_not_mend_is_not_tried_again_in_the_same_run(watched):
+    code = "open('starts', 'a').write('x'); steps(3, loss=2.0); step(3, loss=float('nan'))"
+    code += "; time.sleep(1000)"
+    assert watched(code, AERIE_SESSION="first").wait() == 76
+    again = watched(code, AERIE_SESSION="first")
+    assert again.wait() == 76
+    assert "not tried again in this run" in again.stderr
+    assert "the loss is nan" in again.stderr
+    assert "the loss is nan" in again.log()
+    assert "the loss is nan" in (again.folder / "run.failed.log").read_text()
+    assert (again.folder / "starts").read_text() == "x"
+    # Another run tries, and so does one by hand.
+    assert watched(code, AERIE_SESSION="second").wait() == 76
+    assert watched(code).wait() == 76
+    assert (again.folder / "starts").read_text() == "xxx"
+
+
+def test_a_job_that_says_so_itself_is_not_tried_again_and_others_are(watched):
+    code = f"""
+sys.path.insert(0, {str(SCRIPTS)!r})
+from aerie import cli, files
+open("starts", "a").write("x")
+class Lasting(files.InputError):
+    status = files.LASTING
+def main():
+    raise files.InputError("it is so")
+cli.run(main)
+"""
+    for text, starts, status in (
+        (code.replace("files.InputError(", "Lasting("), "x", 76),
+        (code, "xxx", 1),
+    ):
+        for _ in range(2):
+            job = watched(text, AERIE_SESSION=f"run {status}")
+            assert job.wait() == status
+            assert "it is so" in job.stderr
+        assert (job.folder / "starts").read_text() == starts
+
+
 def test_a_diverging_loss_is_a_warning_and_a_stop_when_asked_for(watched):
     code = "for i in range(200): step(i, loss=1.0 if i < 80 else 2.5)\ntime.sleep(2.5)"
     job = watched(code)

@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from aerie.training import (
     ShardTransfer,
     TrainingFailed,
     describe_packing,
+    follow_hints,
     orthogonalize,
     place_samples,
     whole_checkpoints,
@@ -275,3 +277,26 @@ def test_training_is_the_same_without_the_states_where_no_loss_is_taken(tmp_path
     assert all(torch.equal(metrics[k], metrics2[k]) for k in metrics)
     assert gradients.keys() == gradients2.keys()
     assert all(torch.equal(gradients[k], gradients2[k]) for k in gradients)
+
+
+def test_what_the_hints_ask_for_is_set_on_gpus_and_said_once(monkeypatch, caplog):
+    precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")  # the user's own
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    try:
+        with caplog.at_level(logging.INFO, "aerie"):
+            for rank in ("0", "1"):
+                monkeypatch.setenv("RANK", rank)
+                follow_hints()
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.get_num_threads() == 4
+        (line,) = caplog.messages
+        assert "PYTORCH_ALLOC_CONF=backend:native" in line
+        assert "TOKENIZERS_PARALLELISM=false, 4 threads" in line
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.set_num_threads(threads)
+        os.environ.pop("TOKENIZERS_PARALLELISM", None)

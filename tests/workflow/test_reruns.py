@@ -114,6 +114,9 @@ CHANGES: dict[str, dict[str, Any]] = {
             "stop_on_divergence": True,
         }.items()
     },
+    "notify.command": {"notify": {"command": "true"}},
+    "notify.webhook_env": {"notify": {"webhook_env": "HOOK"}},
+    "notify.events": {"notify": {"events": ["end"]}},
     **{
         f"drafters.<name>.{key}": {"drafters": {"base": {key: value}}}
         for key, value in {

@@ -1,0 +1,83 @@
+"""The jobs that the status shows are those that Snakemake has, with what they need and make."""
+
+import json
+import re
+
+import pytest
+from test_dry_runs import STAND_IN
+
+from aerie.config import load_config, read_config
+from aerie.status import gather
+
+WIDE = {
+    "run": "wide",
+    "self_prompts": {"number": 10},
+    "hidden_states": {"lanes": 3},
+    "drafters": {
+        "base": None,
+        "small": {"vocabulary": 1000},
+        "v1.5": {"vocabulary": 1000},
+        "full": {"vocabulary": "full"},
+        "more": {"vocabulary": 2000, "from_checkpoint": "some/folder"},
+    },
+}
+KEPT = {"run": "kept", "generation": {"mode": "keep"}}
+
+
+@pytest.mark.parametrize("over", [WIDE, KEPT], ids=["wide", "kept"])
+def test_jobs_are_snakemakes(project, over, tmp_path):
+    file = tmp_path / "over.json"
+    file.write_text(json.dumps(over))
+    status, text = project.dry_run("--configfile", "config/config.yaml", str(file))
+    assert status == 0, text
+    made, needed = {}, {}
+    folder = f"results/{over['run']}/"
+    for block in text.split("\n[")[1:]:
+        fields = dict(re.findall(r"^    (\w+): (.*)$", block, re.MULTILINE))
+        if "log" in fields:
+            name = fields["log"].removeprefix(folder + "logs/").removesuffix(".log")
+            for output in fields["output"].split(", "):
+                made[output] = name
+            needed[name] = fields.get("input", "").split(", ")
+    needs = {name: {made[i] for i in inputs if i in made} for name, inputs in needed.items()}
+
+    config = load_config(read_config([file])).model_dump()
+    jobs = gather(project.folder / folder, config).jobs
+    ids = {j.name: f"{j.stage}/{j.part}" for j in jobs}
+    assert {folder + output: ids[j.name] for j in jobs for output in j.outputs} == made
+    assert {ids[j.name]: {ids[n] for n in j.needs} for j in jobs} == needs
+
+
+def test_a_run_leaves_its_configuration_for_the_status(project):
+    # Every script is replaced by one that fails, so nothing is made.
+    for script in (project.folder / "scripts").glob("*.py"):
+        script.write_text("raise SystemExit('error: not here')")
+    status, _ = project.dry_run("--config", "run=tried")
+    assert status == 0
+    assert not (project.folder / "results/tried").exists()
+    done = project.snakemake("--config", "run=tried", "--retries", "0")
+    assert done.returncode == 1
+    folder = project.folder / "results/tried"
+    assert project.read("results/tried/config.json")["run"] == "tried"
+    jobs = {j.name: j for j in gather(folder).jobs}
+    assert jobs["import_verifier"].state == jobs["collect_prompts"].state == "failed"
+    assert "not here" in jobs["import_verifier"].reason
+    assert jobs["generate_responses"].state == "out of reach"
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(76, 1), (1, 2)])
+def test_only_what_another_attempt_may_mend_is_tried_again(project, status, attempts):
+    for script in (project.folder / "scripts").glob("*.py"):
+        if script.name not in ("supervise.py", "generate_responses.py"):
+            script.write_text(STAND_IN)
+    code = f"open('starts', 'a').write('x'); print('error: it is so'); raise SystemExit({status})"
+    (project.folder / "scripts/generate_responses.py").write_text(code)
+    done = project.snakemake("results/demo/responses/manifest.json")  # retries as in the profile
+    assert done.returncode == 1
+    assert (project.folder / "starts").read_text() == "x" * attempts
+    assert ("not tried again in this run" in done.stderr) == (status == 76)
+    job = next(
+        j for j in gather(project.folder / "results/demo").jobs if j.stage == "generate_responses"
+    )
+    assert job.state == "failed"
+    assert "it is so" in job.reason
