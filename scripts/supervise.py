@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument(
         "--disk", type=Path, action="append", default=[], help="folder whose free space is watched"
     )
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs that the job asks for")
     parser.add_argument("command", nargs="+", help="after --")
     args = parser.parse_args()
     job = Job(
