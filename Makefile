@@ -3,6 +3,7 @@
 #   make env GPU=1              the environment for GPUs (remembered; GPU=0 goes back)
 #   make env PYTHON=/opt/py     a Python that is not on the PATH
 #   make plan CONFIG=my.yaml    another configuration than config/config.yaml (several: in "")
+#   make demo PROFILE=profiles/slurm   jobs on a cluster (docs/slurm.md), or profiles/gpu8
 #   make plan PLAN_ARGS="--hardware h200-8"   another machine of config/hardware.yaml
 #   make test PYTEST_ARGS="-k shards -x"
 
@@ -12,6 +13,7 @@ SNAKEMAKE_ARGS ?=
 LOCKS ?=
 PLAN_ARGS ?=
 PYTHON ?=
+PROFILE ?=
 
 export PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -27,17 +29,17 @@ DEV_READY := .venv/dev.stamp
 
 snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
 
-.PHONY: help env demo check inspect plan status test lint bench lock
+.PHONY: help env demo check inspect plan status test test-slurm lint bench lock
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 env: $(ENV_READY) ## make .venv from the lock for this machine (GPU=1: for NVIDIA GPUs)
 	@:
 
 demo: $(ENV_READY) ## run the demo: prompts in, draft model and report out
-	@scripts/run_workflow.sh $(snakemake) --cores all
+	@scripts/run_workflow.sh $(snakemake) $(if $(PROFILE),--workflow-profile $(PROFILE),--cores all)
 	@.venv/bin/python scripts/show_summary.py results/demo
 
 check: $(ENV_READY) ## check versions, machine and verifier before a run (CONFIG=my.yaml)
@@ -56,6 +58,9 @@ inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+test-slurm: $(DEV_READY) ## only the tests on a Slurm of one node (as root installs slurm-wlm and munge)
+	@.venv/bin/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 	.venv/bin/ruff check .
