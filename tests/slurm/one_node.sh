@@ -3,7 +3,7 @@
 # groups, two GPUs that are none. All of it lies in a folder of its own, munge's key and socket too,
 # on ports of its own; nothing under /etc is read or written.
 #   tests/slurm/one_node.sh start /tmp/one-node      as root, with slurm-wlm and munge installed
-#   export SLURM_CONF=/tmp/one-node/slurm.conf
+#   source /tmp/one-node/environment
 #   tests/slurm/one_node.sh stop /tmp/one-node
 set -euo pipefail
 usage="usage: $0 start|stop FOLDER"
@@ -13,7 +13,7 @@ export SLURM_CONF=$folder/slurm.conf
 PATH=$PATH:/usr/sbin:/sbin
 
 stop() {
-    local name
+    local name pid
     if [[ -e $folder/slurmctld.pid ]]; then
         timeout 10 squeue --noheader --format %i | xargs -r timeout 10 scancel || true
         for _ in $(seq 40); do
@@ -23,9 +23,10 @@ stop() {
     fi
     for name in slurmd slurmctld munged; do
         [[ -s $folder/$name.pid ]] || continue
-        kill "$(<"$folder/$name.pid")" 2>/dev/null || true
+        pid=$(<"$folder/$name.pid")
+        kill "$pid" 2>/dev/null || true
         for _ in $(seq 40); do
-            kill -0 "$(<"$folder/$name.pid")" 2>/dev/null || break
+            readlink -q "/proc/$pid/exe" >/dev/null || break
             sleep 0.25
         done
         rm -f "$folder/$name.pid"
@@ -83,6 +84,11 @@ NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory Gres=gpu:fake:2 
 PartitionName=all Nodes=$host Default=YES MaxTime=INFINITE DefMemPerCPU=500 OverSubscribe=FORCE:4 State=UP
 CONF
     echo "NodeName=$host Name=gpu Type=fake File=$folder/gpu[0-1]" >"$folder/gres.conf"
+    # In a job, snakemake-executor-plugin-slurm-jobstep 0.6.1 drops SLURM_CONF with all SLURM_ variables.
+    mkdir -p "$folder/bin"
+    printf '#!/bin/sh\nSLURM_CONF=%s exec %s "$@"\n' "$SLURM_CONF" "$(command -v srun)" >"$folder/bin/srun"
+    chmod +x "$folder/bin/srun"
+    printf 'export SLURM_CONF=%s PATH=%s:$PATH\n' "$SLURM_CONF" "$folder/bin" >"$folder/environment"
     (umask 077 && head -c 1024 /dev/urandom >"$folder/munge.key")
     munged --force --key-file "$folder/munge.key" --socket "$folder/munge.socket" \
         --pid-file "$folder/munged.pid" --log-file "$folder/log/munged.log" \

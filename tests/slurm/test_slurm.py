@@ -32,6 +32,8 @@ SMALL = [
 ]
 
 STAND_INS = """
+import sys
+
 rule all:
     input:
         "gpu-0.txt", "gpu-1.txt", "memory.txt", "time.txt",
@@ -50,7 +52,7 @@ rule need_memory:
     resources: mem_mb=lambda wildcards, attempt: 900 * attempt, runtime=5
     shell:
         "echo {resources.mem_mb} >> memory.tries;"
-        " python -c 'import time; x = bytearray(1100 << 20); time.sleep(7)';"
+        " {sys.executable} -c 'import time; x = bytearray(1100 << 20); time.sleep(7)';"
         " echo {resources.mem_mb} > {output}"
 
 rule need_time:
@@ -65,7 +67,7 @@ rule wait:
     output: "waited.txt"
     resources: mem_mb=500, runtime=5
     shell:
-        "python scripts/supervise.py --stage wait --log wait.log --"
+        "{sys.executable} scripts/supervise.py --stage wait --log wait.log --"
         " bash -c 'sleep 300 & sleep 300; touch {output}'"
 """
 
@@ -109,7 +111,9 @@ def slurm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     try:
         subprocess.run([ONE_NODE, "start", folder], check=True, timeout=120)
-        yield {**os.environ, "PYTHONPATH": "", "SLURM_CONF": str(folder / "slurm.conf")}
+        path = f"{folder / 'bin'}:{os.environ['PATH']}"
+        conf = str(folder / "slurm.conf")
+        yield {**os.environ, "PYTHONPATH": "", "SLURM_CONF": conf, "PATH": path}
     finally:
         subprocess.run([ONE_NODE, "stop", folder], timeout=120)
 
@@ -158,7 +162,9 @@ def stand_ins(slurm, tmp_path_factory):
     project = Project(tmp_path_factory.mktemp("stand-ins") / "project")
     (project.folder / "stand_ins.smk").write_text(STAND_INS)
     project.process = start(project, slurm, "--snakefile", "stand_ins.smk", *PACE, "all")
-    return project
+    yield project
+    project.process.kill()
+    project.process.wait()
 
 
 def test_lanes_are_jobs_and_outlive_snakemake(slurm, stand_ins, tmp_path, tiny_verifier):
@@ -184,7 +190,7 @@ def test_lanes_are_jobs_and_outlive_snakemake(slurm, stand_ins, tmp_path, tiny_v
     }
     (project.folder / "config/config.yaml").write_text(yaml.safe_dump(config))
     lanes = [f"results/s/hidden_states/lane-{lane}.json" for lane in range(2)]
-    process = start(project, slurm, *SMALL, *lanes)
+    process = start(project, slurm, *SMALL, "--", *lanes)
 
     def extracting() -> list[str]:
         found = jobs(slurm, project, "--states", "RUNNING")
@@ -200,11 +206,11 @@ def test_lanes_are_jobs_and_outlive_snakemake(slurm, stand_ins, tmp_path, tiny_v
         assert len(first) == 2, told(project)
     finally:
         # Killed while the lanes run; they go on.
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
     assert len(extracting()) == 2
 
-    again = start(project, slurm, *SMALL, *lanes, by=["bash", "scripts/run_workflow.sh"])
+    again = start(project, slurm, *SMALL, "--", *lanes, by=["bash", "scripts/run_workflow.sh"])
     assert again.wait(timeout=300) == 0, told(project)
     output = (project.folder / "snakemake.out").read_text()
     assert "Slurm still has jobs of an earlier run in this folder: " + " ".join(first) in output
