@@ -3,6 +3,7 @@
 #   make env GPU=1              the environment for GPUs (remembered; GPU=0 goes back)
 #   make env PYTHON=/opt/py     a Python that is not on the PATH
 #   make plan CONFIG=my.yaml    another configuration than config/config.yaml (several: in "")
+#   make run CONFIG=my.yaml PROFILE=profiles/slurm   jobs on a cluster (docs/slurm.md), or gpu8
 #   make status STATUS_ARGS=--watch
 #   make plan PLAN_ARGS="--hardware h200-8"   another machine of config/hardware.yaml
 #   make test PYTEST_ARGS="-k shards -x"
@@ -16,6 +17,7 @@ STORE ?= results/store
 STATUS_ARGS ?=
 RUN ?=
 PYTHON ?=
+PROFILE ?=
 
 export PYTHON
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -29,23 +31,24 @@ KIND := $(if $(GPU),$(if $(filter 0 no,$(GPU)),cpu,gpu),$(or $(shell cat .venv/k
 ENV_READY := .venv/$(KIND).stamp
 DEV_READY := .venv/dev.stamp
 
+WHERE := $(if $(PROFILE),--workflow-profile $(PROFILE),--cores all)
 snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
 
-.PHONY: help env demo run resume check inspect plan status test lint bench lock
+.PHONY: help env demo run resume check inspect plan status test test-slurm lint bench lock
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 env: $(ENV_READY) ## make .venv from the lock for this machine (GPU=1: for NVIDIA GPUs)
 	@:
 
 demo: $(ENV_READY) ## run the demo: prompts in, draft model and report out
-	@scripts/run_workflow.sh $(snakemake) --cores all
+	@scripts/run_workflow.sh $(snakemake) $(WHERE)
 	@.venv/bin/python scripts/show_summary.py results/demo
 
 run: $(ENV_READY) ## run your configuration, or go on with it (CONFIG=my.yaml)
-	@scripts/run_workflow.sh $(snakemake) --cores all
+	@scripts/run_workflow.sh $(snakemake) $(WHERE)
 	@.venv/bin/python scripts/show_summary.py $(if $(CONFIG),--configfile $(CONFIG))
 
 resume: run ## the same: whatever stopped a run, this goes on with it
@@ -66,6 +69,9 @@ inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+test-slurm: $(DEV_READY) ## only the tests on a Slurm of one node (as root installs slurm-wlm and munge)
+	@.venv/bin/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 	.venv/bin/ruff check .

@@ -48,6 +48,15 @@ onstart:
     # hides changed params from Snakemake 9.27.1. This runs when jobs are to be done, in a dry run
     # never; only an engine, a training or a new verifier is worth the time.
     heavy = [j for j in workflow.dag.needrun_jobs() if j.resources.get("engine")]
+    asked = max(CONFIG.engine_gpus, *(d.gpus for d in CONFIG.drafters.values()))
+    limit = workflow.global_resources.get("gpu").value
+    if heavy and limit is not None and limit < asked:
+        # Snakemake would lower what the jobs ask for and say nothing.
+        raise WorkflowError(
+            f"a job of this run takes {asked} GPU(s) (engine.tensor_parallel_size,"
+            f" drafters.<name>.gpus), and the profile or --resources allows {limit}; lower the one,"
+            f" or raise the other where the machine has more: --resources gpu={asked}"
+        )
     if heavy and not os.environ.get("AERIE_UNCHECKED"):
         command = [sys.executable, f"{SCRIPTS}/check_run.py", "--brief", "--store", STORE]
         command += ["--config", as_json(CONFIG)]

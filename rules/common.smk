@@ -38,11 +38,14 @@ else:
     os.environ.pop("AERIE_NOTIFY", None)
 STORE = CONFIG.store
 SCRIPTS = os.path.relpath(os.path.join(workflow.basedir, "scripts"))
-# An engine or a training takes all cores of a machine, so two never run side by side by accident.
-ALL_CORES = workflow.cores or 1
-ENVIRONMENT = (
-    "../envs/gpu.yaml" if any(d.gpus for d in CONFIG.drafters.values()) else "../envs/cpu.yaml"
-)
+# On one machine an engine or a training takes all cores, so two never run side by side by accident.
+# A cluster has no number of cores: there the profile says how many a job gets (set-threads).
+ALL_CORES = workflow.resource_settings.cores or 1
+ENVIRONMENT = "../envs/gpu.yaml" if CONFIG.engine_gpus else "../envs/cpu.yaml"
+# What a long job may take of a cluster, at its first attempt. A job that exceeds it goes on from
+# what it kept, with more (`growing`).
+ENGINE_MB = 32_000 * CONFIG.engine_gpus or 8_000 + 1_000 * CONFIG.engine.cpu_cache_gib
+LONG = 480
 
 
 wildcard_constraints:
@@ -54,6 +57,12 @@ wildcard_constraints:
 def as_json(section):
     """A section of the configuration as an argument for a script."""
     return json.dumps(section.model_dump() if hasattr(section, "model_dump") else section)
+
+
+def growing(amount):
+    """A resource that grows with each attempt: more memory (MB) after a job was killed for want of
+    it, more time (minutes) after it ran out."""
+    return lambda wildcards, attempt: amount * attempt
 
 
 def flag(name, value):

@@ -15,6 +15,9 @@ rule measure_acceptance:
     threads: ALL_CORES
     resources:
         engine=1,
+        gpu=CONFIG.engine_gpus,
+        mem_mb=growing(ENGINE_MB),
+        runtime=growing(LONG),
     params:
         prompt_sets=[
             part
@@ -30,7 +33,7 @@ rule measure_acceptance:
         trust=trust(),
         progress=progress_of("measure_acceptance", "{name}"),
     shell:
-        "{SUPERVISE} --stage {rule} --log {log} --"
+        "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " python {SCRIPTS}/measure_acceptance.py --drafter {input.drafter}"
         " --verifier {input.verifier} --heldout {input.heldout} {params.prompt_sets:q}"
         " --store {STORE} --num-speculative-tokens {params.num_speculative_tokens}"
@@ -55,6 +58,9 @@ rule measure_speed:
     threads: ALL_CORES
     resources:
         engine=1,
+        gpu=CONFIG.engine_gpus,
+        mem_mb=growing(ENGINE_MB),
+        runtime=growing(LONG),
     params:
         num_speculative_tokens=CONFIG.evaluation.num_speculative_tokens,
         prompts=CONFIG.evaluation.speed_prompts,
@@ -66,7 +72,7 @@ rule measure_speed:
         trust=trust(),
         progress=progress_of("measure_speed", "{name}"),
     shell:
-        "{SUPERVISE} --stage {rule} --log {log} --"
+        "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " python {SCRIPTS}/measure_speed.py --drafter {input.drafter} --verifier {input.verifier}"
         " --heldout {input.heldout} --store {STORE}"
         " --num-speculative-tokens {params.num_speculative_tokens} --prompts {params.prompts}"

@@ -37,6 +37,9 @@ rule extract_hidden_states:
     threads: ALL_CORES
     resources:
         engine=1,
+        gpu=CONFIG.engine_gpus,
+        mem_mb=growing(ENGINE_MB),
+        runtime=growing(LONG),
     params:
         layer_ids=as_json(CONFIG.hidden_states.layer_ids),
         format=CONFIG.hidden_states.format,
@@ -49,7 +52,7 @@ rule extract_hidden_states:
         trust=trust(),
         progress=progress_of("extract_hidden_states", "{lane}"),
     shell:
-        "{SUPERVISE} --stage {rule} --log {log} --"
+        "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " python {SCRIPTS}/extract_hidden_states.py --samples {input.samples}"
         " --shards {input.shards} --verifier {input.verifier} --store {STORE}"
         " --layer-ids {params.layer_ids:q} --format {params.format}"

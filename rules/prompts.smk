@@ -49,6 +49,11 @@ rule collect_prompts:
         benchmark_of("collect_prompts")
     conda:
         ENVIRONMENT
+    threads: 1
+    resources:
+        gpu=0,
+        mem_mb=growing(4_000),
+        runtime=growing(60),
     params:
         mode=CONFIG.generation.mode,
         options=corpus_options(),

@@ -27,6 +27,11 @@ rule render_report:
         benchmark_of("render_report")
     conda:
         ENVIRONMENT
+    threads: 1
+    resources:
+        gpu=0,
+        mem_mb=growing(4_000),
+        runtime=growing(60),
     params:
         drafters=list(CONFIG.drafters),
         # Other limits of the watch, another place of the store or others to be told make no

@@ -37,6 +37,9 @@ rule generate_responses:
     threads: 1 if ENDPOINTS else ALL_CORES
     resources:
         engine=0 if ENDPOINTS else 1,
+        gpu=0 if ENDPOINTS else CONFIG.engine_gpus,
+        mem_mb=growing(4_000 if ENDPOINTS else ENGINE_MB),
+        runtime=growing(LONG),
     params:
         temperature=CONFIG.generation.temperature,
         top_p=CONFIG.generation.top_p,
@@ -55,7 +58,7 @@ rule generate_responses:
         trust=trust(),
         progress=progress_of("generate_responses"),
     shell:
-        "{SUPERVISE} --stage {rule} --log {log} --"
+        "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " python {SCRIPTS}/generate_responses.py --train {input.train} --heldout {input.heldout}"
         " --verifier {input.verifier} --store {STORE} --temperature {params.temperature}"
         " --top-p {params.top_p} --max-tokens {params.max_tokens}"

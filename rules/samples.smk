@@ -19,6 +19,11 @@ rule tokenize_samples:
         benchmark_of("tokenize_samples")
     conda:
         ENVIRONMENT
+    threads: 1
+    resources:
+        gpu=0,
+        mem_mb=growing(4_000),
+        runtime=growing(60),
     params:
         responses=" ".join(f"--responses {path}" for path in GENERATED.values()),
         max_length=CONFIG.samples.max_length,

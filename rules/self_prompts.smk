@@ -17,6 +17,9 @@ rule write_prompts:
     threads: ALL_CORES
     resources:
         engine=1,
+        gpu=CONFIG.engine_gpus,
+        mem_mb=growing(ENGINE_MB),
+        runtime=growing(LONG),
     params:
         settings=as_json(CONFIG.self_prompts),
         dtype=DTYPE,
@@ -24,7 +27,7 @@ rule write_prompts:
         trust=trust(),
         progress=progress_of("write_prompts"),
     shell:
-        "{SUPERVISE} --stage {rule} --log {log} --"
+        "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " python {SCRIPTS}/write_prompts.py --verifier {input.verifier} --store {STORE}"
         " --settings {params.settings:q} --engine {ENGINE:q} {params.trust}"
         " --progress-log {params.progress} --output {output.prompts} --report {output.report}"

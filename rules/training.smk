@@ -34,6 +34,9 @@ rule train_drafter:
     threads: ALL_CORES
     resources:
         engine=1,
+        gpu=lambda wildcards: drafter_of(wildcards).gpus,
+        mem_mb=lambda wildcards, attempt: (32_000 * drafter_of(wildcards).gpus or 8_000) * attempt,
+        runtime=growing(LONG),
     params:
         settings=lambda wildcards: as_json(drafter_of(wildcards)),
         vocabulary=lambda wildcards, input: (
@@ -44,7 +47,7 @@ rule train_drafter:
         trust=trust(),
         progress=progress_of("train_drafter", "{name}"),
     shell:
-        "{SUPERVISE} --stage {rule} --log {log} --"
+        "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " {params.launcher} {SCRIPTS}/train_drafter.py --samples {input.samples}"
         " --lanes {input.lanes} {params.vocabulary} --verifier {input.verifier}"
         " --store {STORE} --settings {params.settings:q} {params.trust}"

@@ -7,6 +7,11 @@ rule import_verifier:
         benchmark_of("import_verifier")
     conda:
         ENVIRONMENT
+    threads: 1
+    resources:
+        gpu=0,
+        mem_mb=growing(4_000),
+        runtime=growing(60),
     params:
         source=CONFIG.verifier.source,
         checkpoint=checkpoint_state(CONFIG.verifier.source),

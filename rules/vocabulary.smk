@@ -12,6 +12,11 @@ rule map_vocabulary:
         benchmark_of("map_vocabulary", "{size}")
     conda:
         ENVIRONMENT
+    threads: 1
+    resources:
+        gpu=0,
+        mem_mb=growing(4_000),
+        runtime=growing(60),
     params:
         version=version_of("vocabulary"),
     shell:

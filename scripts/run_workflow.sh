@@ -2,7 +2,8 @@
 # Run Snakemake so that a run that was killed goes on, and a failed one ends with what its log
 # means and how it ends.
 #   scripts/run_workflow.sh .venv/bin/snakemake --cores all ...
-# Exits as Snakemake did.
+# Exits as Snakemake did. AERIE_CANCEL_LEFT=1: jobs that a killed run left on Slurm are cancelled, not
+# waited for.
 set -uo pipefail
 
 mkdir -p .snakemake/log
@@ -33,6 +34,35 @@ if [[ -n $(ls -A .snakemake/locks 2>/dev/null) ]]; then
     # A run renews its lease (results/<run>/.run.lease); one on another machine shows by that only.
     "$python" scripts/find_run.py results || exit 1
     "$@" --unlock --quiet >/dev/null 2>&1
+fi
+
+# Jobs on Slurm outlive a Snakemake that was killed, and what they make is kept. Snakemake would
+# submit them once more beside themselves. (Its jobs have their rule in the comment.)
+left_on_slurm() {
+    local jobs
+    jobs=$(squeue --noheader --format '%i|%k|%Z' 2>&1) || {
+        # Tools without a cluster are no reason to stop, unless a run here used one.
+        [[ ! -e .snakemake/slurm_logs ]] && return
+        echo "Jobs of an earlier run may work in this folder, and squeue does not answer: $jobs" >&2
+        return 1
+    }
+    awk -F '|' -v here="$(pwd -P)" '$2 ~ /^rule_/ && $3 == here {print $1}' <<<"$jobs"
+}
+if command -v squeue >/dev/null; then
+    told=
+    while left=$(left_on_slurm) || exit 1 && [[ -n $left ]]; do
+        if [[ $left != "$told" ]]; then
+            echo "Slurm still has jobs of an earlier run in this folder:" $left >&2
+            if [[ ${AERIE_CANCEL_LEFT:-} == 1 ]]; then
+                echo "They are cancelled." >&2
+                scancel $left
+            else
+                echo "Waiting for their end; AERIE_CANCEL_LEFT=1 cancels them." >&2
+            fi
+            told=$left
+        fi
+        sleep 5
+    done
 fi
 
 "$@" 9>&- && exit

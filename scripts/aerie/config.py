@@ -433,6 +433,13 @@ class Config(Section):
     watch: Watch = Watch()
     notify: Notify = Notify()
 
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of one engine: none, unless it is divided among some or a drafter is trained on
+        some."""
+        gpus = self.engine.tensor_parallel_size
+        return gpus if gpus > 1 or any(d.gpus for d in self.drafters.values()) else 0
+
     @model_validator(mode="before")
     @classmethod
     def _null_removes(cls, data: Any) -> Any:

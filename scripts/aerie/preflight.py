@@ -235,7 +235,7 @@ def check_imports(
 def check_gpus(config: Any, facts: dict[str, Any]) -> list[Finding]:
     """GPUs, the driver against torch's CUDA, free memory and what else uses it."""
     wanted = max(config.engine.tensor_parallel_size, *(d.gpus for d in config.drafters.values()))
-    needs = wanted > 1 or any(d.gpus for d in config.drafters.values())
+    needs = config.engine_gpus > 0
     try:
         import pynvml
     except ImportError:
