@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=2, help="busy processes beside them")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the busy ones end too
     endless = [sys.executable, "-c", "while True: pass"]
     busy = [subprocess.Popen(endless) for _ in range(args.busy)]
     try:
