@@ -338,7 +338,10 @@ class Filler:
             # vLLM's CPU worker binds the main thread to a core, and threads inherit that. The
             # engine's threads wait for each other in every layer, so writers give way to them.
             os.sched_setaffinity(0, cores)
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+            thread = threading.get_native_id()
+            os.setpriority(
+                os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10)
+            )
 
         writers = 2 if len(cores) > 1 else 1
         self.pool = concurrent.futures.ThreadPoolExecutor(writers, initializer=prepare)
