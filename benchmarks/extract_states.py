@@ -96,7 +96,7 @@ def upstream(verifier, rows, layer_ids, folder: Path) -> list[dict]:
     data = folder / "data"
     Dataset.from_list(
         [{"input_ids": r.input_ids, "loss_mask": [1] * len(r.input_ids)} for r in rows]
-    ).save_to_disk(str(data))
+    ).with_format("torch").save_to_disk(str(data))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
