@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +79,17 @@ def show(args: Any, status: RunStatus) -> None:
 
 def watch(args: Any, folder: Path, config: dict[str, Any] | None) -> None:
     """Renew it until a signal; then the last page stays in the terminal."""
-    ended = threading.Event()
-    # No exceptions: one that comes while the page is set up would leave the terminal without a
-    # cursor, and one that comes while a file is written would leave a part of it.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
+    # Blocked and waited for: one that came while the page is set up would leave the
+    # terminal without a cursor, and one that came while a file is written would leave a part of it.
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     console = Console(highlight=False)
     status = renew(args, folder, config)
     live = None
     if console.is_terminal and not args.json:
         live = Live(draw(status, short=True), console=console, screen=True, auto_refresh=False)
     with live or contextlib.nullcontext():
-        while not ended.wait(WATCH_SECONDS):
+        while signal.sigtimedwait(ends, WATCH_SECONDS) is None:
             status = renew(args, folder, config)
             if live is not None:
                 live.update(draw(status, short=True), refresh=True)
