@@ -26,7 +26,8 @@ fi
 if [[ -n $(ls -A .snakemake/locks 2>/dev/null) ]]; then
     for process in $(pgrep -f snakemake); do
         if [[ $process != "$$" && $(readlink "/proc/$process/cwd") == "$PWD" ]] &&
-            tr '\0' ' ' <"/proc/$process/cmdline" | grep -qE 'python.*snakemake '; then
+            tr '\0' ' ' <"/proc/$process/cmdline" | grep -qE '^[^ ]*python[^ ]* .*snakemake ' &&
+            ! grep -qzs '^AERIE_SNAKEMAKE=' "/proc/$process/environ"; then # one within a job on Slurm
             echo "Snakemake works in this folder already (process $process)." >&2
             exit 1
         fi

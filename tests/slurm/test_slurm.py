@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -184,15 +183,16 @@ def test_lanes_are_jobs_and_outlive_snakemake(slurm, stand_ins, tmp_path, tiny_v
         "run": "s",
         "verifier": {"source": str(tiny_verifier)},
         "corpus": {"sources": ["conversations.jsonl"], "heldout_share": 0.1},
-        "generation": {"mode": "keep"},
+        "generation": {"mode": "keep", "max_tokens": 16},
         "samples": {"max_length": 128, "min_supervised_tokens": 4},
         "hidden_states": {"layer_ids": [1, 2, 4], "samples_per_shard": 16, "lanes": 2},
         "engine": TINY_ENGINE,
         "drafters": {"base": {"vocabulary": 256}},
+        "evaluation": {"max_tokens": 16},
     }
     (project.folder / "config/config.yaml").write_text(yaml.safe_dump(config))
     lanes = [f"results/s/hidden_states/lane-{lane}.json" for lane in range(2)]
-    process = start(project, slurm, *SMALL, "--", *lanes)
+    process = start(project, slurm, *lanes, *SMALL)
 
     def extracting() -> list[str]:
         found = jobs(slurm, project, "--states", "RUNNING")
@@ -209,33 +209,21 @@ def test_lanes_are_jobs_and_outlive_snakemake(slurm, stand_ins, tmp_path, tiny_v
         process.wait()
     assert len(extracting()) == 2
 
-    again = start(project, slurm, *SMALL, "--", *lanes, by=["bash", "scripts/run_workflow.sh"])
+    again = start(project, slurm, *lanes, *SMALL, by=["bash", "scripts/run_workflow.sh"])
     assert again.wait(timeout=300) == 0, told(project)
     output = (project.folder / "snakemake.out").read_text()
     said = re.search("Slurm still has jobs of an earlier run in this folder: (.*)", output)
     assert said, output
     assert set(said[1].split()) == set(first)
     all_jobs = jobs(slurm, project, "--states", "all")
-    assert {all_jobs[i][1] for i in first} == {"COMPLETED"}
-    # What the first two made was found: nothing was extracted again.
-    ended = max(end_of(slurm, i) for i in first)
-    shards = list((project.folder / "results/store/hidden_states").glob("*/*.safetensors"))
-    assert len(shards) > 3
-    assert all(path.stat().st_mtime < ended + 1 for path in shards)
+    # The two were enough: nothing was submitted, nothing extracted a second time.
+    extractions = {i: state for i, (rule, state) in all_jobs.items() if "extract" in rule}
+    assert extractions == dict.fromkeys(first, "COMPLETED")
     made = [project.read(lane) for lane in lanes]
     report = project.read("results/s/samples/report.json")
-    assert sum(lane["samples"] for lane in made) == sum(
-        report[split]["samples"] for split in ("train", "heldout")
-    )
-    assert [lane["extracted_samples"] for lane in made] == [0, 0]
-
-
-def end_of(environment: dict, job: str) -> float:
-    shown = subprocess.run(
-        ["scontrol", "show", "job", job], env=environment, capture_output=True, text=True
-    ).stdout
-    (value,) = [x for x in shown.split() if x.startswith("EndTime=")]
-    return datetime.fromisoformat(value.removeprefix("EndTime=")).timestamp()
+    total = sum(report[split]["samples"] for split in ("train", "heldout"))
+    assert sum(lane["samples"] for lane in made) == total > 100
+    assert sum(lane["extracted_samples"] for lane in made) == total
 
 
 def test_ctrl_c_cancels_the_jobs_and_ends_their_processes(slurm, tmp_path):

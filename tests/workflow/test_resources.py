@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -166,3 +168,23 @@ def test_a_squeue_that_does_not_answer_stops_only_runs_that_used_slurm(run, tmp_
     assert done.returncode == 1
     assert done.stdout == ""
     assert "no controller" in done.stderr
+
+
+@pytest.mark.parametrize("in_job", [False, True])
+def test_a_snakemake_within_a_job_on_slurm_is_no_other_run(run, tmp_path, in_job):
+    (tmp_path / ".snakemake/locks").mkdir(parents=True)
+    (tmp_path / ".snakemake/locks/0.input.lock").touch()
+    other = subprocess.Popen(
+        ["bash", "-c", 'exec -a "python -m snakemake " sleep 60'],
+        cwd=tmp_path,
+        env={**os.environ, **({"AERIE_SNAKEMAKE": "1"} if in_job else {})},
+    )
+    try:
+        while b"snakemake" not in Path(f"/proc/{other.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        done = run()
+        assert done.returncode == (0 if in_job else 1)
+        assert ("works in this folder already" in done.stderr) == (not in_job)
+    finally:
+        other.kill()
+        other.wait()
