@@ -46,8 +46,8 @@ onstart:
         command += ["--config", as_json(CONFIG)]
         command += [] if workflow.local_exec else ["--elsewhere"]
         if subprocess.run(command).returncode == 1:
-            raise WorkflowError(
-                "the check before the run found errors, see above; nothing was started"
+            sys.exit(
+                "error: the check before the run found errors, see above; nothing was started"
                 " (AERIE_UNCHECKED=1 runs all the same)"
             )
 

@@ -7,16 +7,21 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # So that a supervised job ends when this process is killed.
 os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
 
-from snakemake.exceptions import WorkflowError
-
 from aerie.config import load_config
 from aerie.files import InputError, read_json, write_json
 from aerie.verifier import check_config, checkpoint_state
 
-try:
-    CONFIG = load_config(config)
-except InputError as error:
-    raise WorkflowError(str(error)) from None
+
+def checked(function, *arguments):
+    """What the function returns; an `InputError` of it ends the run with its message and nothing
+    else. (Snakemake shows every other exception with lines of the Snakefile.)"""
+    try:
+        return function(*arguments)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+CONFIG = checked(load_config, config)
 
 RUN = f"results/{CONFIG.run}"
 STORE = "results/store"
@@ -81,12 +86,9 @@ FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
 # `ancient` output would not do: Snakemake 9.27.1 then overlooks changed params further down.)
 CHECKED = as_json(CONFIG)
 if os.path.exists(FINGERPRINT):
-    found = read_json(FINGERPRINT)
+    found = checked(read_json, FINGERPRINT)
     if found["source"] == CONFIG.verifier.source:
-        try:
-            check_config(CONFIG, found)
-        except InputError as error:
-            raise WorkflowError(str(error)) from None
+        checked(check_config, CONFIG, found)
 ENGINE = as_json(CONFIG.engine)
 # Not among the params: another budget is no reason to run again.
 MAX_GIB = (

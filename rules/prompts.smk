@@ -6,10 +6,7 @@ def source_files(source):
     """Files that Snakemake can watch; a dataset by id has none."""
     if source.path.startswith("hf:"):
         return []
-    try:
-        return [str(path) for path in expand_source(source.path)[0]]
-    except InputError as error:
-        raise WorkflowError(str(error)) from None
+    return [str(path) for path in checked(expand_source, source.path)[0]]
 
 
 def corpus_options():

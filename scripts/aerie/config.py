@@ -4,6 +4,7 @@
 """
 
 import difflib
+import re
 import types
 import typing
 from typing import Annotated, Any, Literal
@@ -427,28 +428,45 @@ def load_config(values: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(fault) for fault in error.errors()]
-        raise InputError("the configuration is not valid:\n  " + "\n  ".join(lines)) from None
+        lines: dict[str, str] = {}
+        for fault in error.errors():
+            key, text = _explain(fault)
+            # Of a key that takes one of several types there is a fault a type.
+            lines[key] = (
+                f"{lines[key]} or {text.rpartition('should be ')[2]}" if key in lines else text
+            )
+        raise InputError(
+            "the configuration is not valid:\n  " + "\n  ".join(lines.values())
+        ) from None
 
 
-def _explain(fault: dict[str, Any]) -> str:
-    place = [str(part) for part in fault["loc"]]
+def _explain(fault: dict[str, Any]) -> tuple[str, str]:
+    """Full name of the key, and the line about it."""
+    # Pydantic adds the type that it tried to the place, and `[key]` to a wrong name in a table.
+    place = [
+        p
+        for p in map(str, fault["loc"])
+        if not re.fullmatch(r"constrained-\w+|literal\[.*\]|\[key\]", p)
+    ]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        return f"{key}: unknown key; {hint}"
+        return key, f"{key}: unknown key; {hint}"
     found = fault["input"]
     if fault["type"] == "value_error":
-        return f"{key + ': ' if key else ''}{fault['ctx']['error']}"
-    text = f"{key}: found {found!r}; {fault['msg'][0].lower()}{fault['msg'][1:]}"
+        return key, f"{key + ': ' if key else ''}{fault['ctx']['error']}"
+    message = fault["msg"].split(", unable to ")[0].replace("Input should", "it should")
+    text = f"{key}: found {found!r}; {message[0].lower()}{message[1:]}"
     if fault["type"] == "string_type" and isinstance(found, int | float):
         text += (
             f"; on the command line say that it is text: --config '{key}=!!str TEXT' "
             "(Snakemake turns 2023_02 into a number)"
+            if len(place) == 1
+            else "; put it in quotes"
         )
-    return text
+    return key, text
 
 
 def _known_keys(place: list[str]) -> list[str]:

@@ -46,6 +46,25 @@ def test_a_wrong_value_is_named_with_its_key(values, expected):
     assert expected in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            {"drafters": {"a": {"learning_rate": "fast"}}},
+            "drafters.a.learning_rate: found 'fast'; it should be a valid number",
+        ),
+        (
+            {"drafters": {"a": {"vocabulary": "fulll"}}},
+            "drafters.a.vocabulary: found 'fulll'; it should be a valid integer or 'full'",
+        ),
+    ],
+)
+def test_a_wrong_type_is_told_once(values, expected):
+    with pytest.raises(InputError) as error:
+        load_config(values)
+    assert str(error.value).splitlines()[1:] == [f"  {expected}"]
+
+
 def test_all_faults_are_told_at_once():
     with pytest.raises(InputError) as error:
         load_config({"engin": {}, "generation": {"max_tokens": 0}})

@@ -25,6 +25,8 @@ def dry_run(arguments: list[str]) -> dict[str, object]:
                 snakemake.cli.main(["--cores", "2", "--dry-run", *arguments])
             except SystemExit as done:
                 status = done.code if isinstance(done.code, int) else int(done.code is not None)
+                if isinstance(done.code, str):  # what Python itself does on its way out
+                    print(done.code, file=sys.stderr)
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
