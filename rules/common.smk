@@ -8,8 +8,8 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
 
 from aerie.config import load_config
-from aerie.files import InputError, read_json, write_json
-from aerie.verifier import check_config, checkpoint_state
+from aerie.files import InputError, write_json
+from aerie.verifier import check_config, checkpoint_state, find_sizes
 
 
 def checked(function, *arguments):
@@ -85,10 +85,11 @@ FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
 # verifier, but a changed configuration is no reason to import it again. (A rule of its own with
 # `ancient` output would not do: Snakemake 9.27.1 then overlooks changed params further down.)
 CHECKED = as_json(CONFIG)
-if os.path.exists(FINGERPRINT):
-    found = checked(read_json, FINGERPRINT)
-    if found["source"] == CONFIG.verifier.source:
-        checked(check_config, CONFIG, found)
+# As soon as the verifier is on this machine, the same is found before anything runs.
+if workflow.is_main_process:
+    verifier = checked(find_sizes, CONFIG.verifier.source, Path("results"), CONFIG.run, Path(STORE))
+    if verifier:
+        checked(check_config, CONFIG, verifier)
 ENGINE = as_json(CONFIG.engine)
 # Not among the params: another budget is no reason to run again.
 MAX_GIB = (

@@ -23,6 +23,7 @@ import yaml
 from aerie import cli, plan
 from aerie.config import Config, load_config
 from aerie.files import InputError, read_json, read_json_lines
+from aerie.verifier import find_fingerprint
 
 RESULTS = Path("results")
 STORE = RESULTS / "store"
@@ -348,14 +349,7 @@ def find_verifier(config: Config) -> tuple[dict[str, Any] | None, plan.Shape | N
     a Hugging Face id that is not in the hub's cache.
     """
     source = config.verifier.source
-    fingerprint = read_optional(RESULTS / config.run / "verifier/fingerprint.json")
-    fingerprint = fingerprint if fingerprint.get("source") == source else None
-    if not fingerprint:
-        # Another run may have imported it.
-        for path in sorted(RESULTS.glob("*/verifier/fingerprint.json")):
-            found = read_optional(path)
-            if found.get("source") == source:
-                fingerprint = found
+    fingerprint = find_fingerprint(source, RESULTS, config.run)
     folder = Path(fingerprint["path"]) if fingerprint and "path" in fingerprint else Path(source)
     if source.startswith("package:") and not (folder / "config.json").is_file():
         values = gguf_config(source.removeprefix("package:"))

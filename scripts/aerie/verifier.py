@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError, digest, digest_file, sync_folder
+from aerie.files import InputError, digest, digest_file, read_json, sync_folder
 
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 TOKENIZER_FILES = (
@@ -23,6 +23,8 @@ TOKENIZER_FILES = (
     "added_tokens.json",
 )
 CHECKPOINT_SUFFIXES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".model", ".txt", ".py"}
+FINGERPRINT = "verifier/fingerprint.json"
+"""In a run's folder."""
 IMPORT_VERSION = 1
 """Raised when the checkpoint made from a GGUF file would come out different."""
 
@@ -68,6 +70,41 @@ def find_verifier(source: str, store: Path) -> Path | None:
     except Exception:  # see _fetch
         return None
     return folder if (folder / "config.json").is_file() else None
+
+
+def find_fingerprint(source: str, results: Path, run: str) -> dict[str, Any] | None:
+    """The fingerprint of this source that a run made, this run's first; None when there is none."""
+    for path in (results / run / FINGERPRINT, *sorted(results.glob(f"*/{FINGERPRINT}"))):
+        try:
+            found = read_json(path)
+        except InputError:
+            continue
+        if isinstance(found, dict) and found.get("source") == source:
+            return found
+    return None
+
+
+def find_sizes(source: str, results: Path, run: str, store: Path) -> dict[str, Any] | None:
+    """What `check_config` asks of a verifier that is on this machine; nothing is loaded or made.
+
+    None when it is not here yet or its config.json has other names; `InputError` when it is nowhere
+    to be had.
+    """
+    # A folder's own file: it may have changed since a run took its fingerprint.
+    known = None if Path(source).is_dir() else find_fingerprint(source, results, run)
+    folder = None if known else find_verifier(source, store)
+    if folder is None:
+        return known
+    config = read_json(folder / "config.json")
+    config |= config.get("text_config") or {}
+    names = {
+        "num_layers": "num_hidden_layers",
+        "vocab_size": "vocab_size",
+        "max_length": "max_position_embeddings",
+    }
+    if not all(isinstance(config.get(name), int) for name in names.values()):
+        return None
+    return {key: config[name] for key, name in names.items()}
 
 
 def packaged_gguf(package: str) -> Path:
@@ -256,29 +293,28 @@ def resolve_layer_ids(layer_ids: list[int] | None, num_layers: int) -> list[int]
     return [*ids, num_layers]
 
 
-def check_config(config: Any, verifier: dict[str, Any]) -> dict[str, Any]:
+def check_config(config: Any, verifier: dict[str, Any]) -> None:
     """What of the configuration can only be judged beside the verifier.
 
-    `config`: `aerie.config.Config`; `verifier`: the fingerprint. Raises `InputError` with one line
-    a fault.
+    `config`: `aerie.config.Config`; `verifier`: `num_layers`, `vocab_size` and `max_length` of the
+    fingerprint. Raises `InputError` with one line a fault.
     """
     faults = []
-    layers = verifier["num_layers"]
     try:
-        layer_ids = resolve_layer_ids(config.hidden_states.layer_ids, layers)
+        resolve_layer_ids(config.hidden_states.layer_ids, verifier["num_layers"])
     except InputError as error:
         faults.append(str(error))
-        layer_ids = []
     for name, drafter in config.drafters.items():
         if drafter.vocabulary != "full" and drafter.vocabulary > verifier["vocab_size"]:
             faults.append(
                 f"drafters.{name}.vocabulary: found {drafter.vocabulary}; the verifier's own is "
                 f"{verifier['vocab_size']}: choose a smaller one or `full`"
             )
-    if config.samples.max_length > verifier["max_length"]:
+    if config.samples.max_length >= verifier["max_length"]:
         faults.append(
             f"samples.max_length: found {config.samples.max_length}; the verifier handles "
-            f"{verifier['max_length']} tokens"
+            f"{verifier['max_length']} tokens, and extraction generates one beside a sample: "
+            f"expected {verifier['max_length'] - 1} at most"
         )
     if config.self_prompts.number and config.self_prompts.max_tokens >= config.samples.max_length:
         faults.append(
@@ -292,4 +328,3 @@ def check_config(config: Any, verifier: dict[str, Any]) -> dict[str, Any]:
         )
     if faults:
         raise InputError("the configuration does not fit the verifier:\n  " + "\n  ".join(faults))
-    return {"layer_ids": layer_ids, "verifier": verifier["fingerprint"]}

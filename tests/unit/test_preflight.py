@@ -223,7 +223,7 @@ def test_a_verifier_that_is_not_here_yet_is_left_to_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
-        ({"samples": {"max_length": 512}}, "one more must fit"),
+        ({"samples": {"max_length": 512}}, "expected 511 at most"),
         ({"samples": {"max_length": 600}}, "handles 512"),
         ({"hidden_states": {"layer_ids": [2, 9]}}, "from 0 to 5"),
         ({"drafters": {"base": {"vocabulary": 5000}}}, "drafters.base.vocabulary"),

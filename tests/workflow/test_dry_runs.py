@@ -204,6 +204,17 @@ def test_what_does_not_fit_the_verifier_stops_before_anything(finished, change, 
     assert "common.smk" not in said
 
 
+def test_a_new_run_is_compared_with_a_verifier_that_is_here(project, tmp_path):
+    sizes = {"num_hidden_layers": 12, "vocab_size": 5000, "max_position_embeddings": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    source = f"verifier={{source: {tmp_path}}}"
+    assert project.planned("--config", source) == FAR
+    status, said = project.dry_run("--config", source, "hidden_states={layer_ids: [2, 12]}")
+    assert (status, "from 0 to 11" in said) == (1, True)
+    status, said = project.dry_run("--config", f"verifier={{source: {tmp_path}/none}}")
+    assert (status, "none: no such folder" in said) == (1, True)
+
+
 def test_text_that_looks_like_a_number_can_be_a_name(project):
     done = project.snakemake("--dry-run", "--config", "run=!!str 2023_02")
     assert done.returncode == 0
