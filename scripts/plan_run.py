@@ -184,8 +184,11 @@ def sizes(config: Config, planned: dict[str, Any], earlier: dict[str, Any]) -> d
         report = read_json(run / "samples/report.json")
         made = report["train"], report["heldout"]
         manifest = read_optional(run / "responses/manifest.json")
+        records = report["records_in"]
+        heldout = read_optional(run / "prompts/report.json").get("heldout")
         return {
-            "records": report["records_in"],
+            "records": records,
+            "heldout": round(records * config.corpus.heldout_share) if heldout is None else heldout,
             "samples": sum(m["samples"] for m in made),
             "tokens": sum(m["tokens"] for m in made),
             "train_tokens": made[0]["tokens"],
@@ -204,15 +207,19 @@ def sizes(config: Config, planned: dict[str, Any], earlier: dict[str, Any]) -> d
         basis = "counted in the sources" if counted["whole"] else "estimated from a part of them"
         if not counted["whole"]:
             splits = None
-    records += config.self_prompts.number if "collect_prompts" in planned else 0
+    share = config.corpus.heldout_share
+    heldout = len(splits["heldout"]) if splits else round(records * share)
+    written = config.self_prompts.number if "collect_prompts" in planned else 0
+    records, heldout = records + written, heldout + round(written * share)
     means = mean_lengths(config, earlier, length)
     samples = round(records * means["samples"])
     tokens = min(round(samples * means["sample"]), samples * config.samples.max_length)
     return {
         "records": records,
+        "heldout": heldout,
         "samples": samples,
         "tokens": tokens,
-        "train_tokens": round(tokens * (1 - config.corpus.heldout_share)),
+        "train_tokens": round(tokens * (1 - share)),
         "generated_tokens": round(records * means["answer"]),
         "basis": f"prompts {basis}; lengths {means['basis']}",
         "splits": splits,
@@ -670,12 +677,13 @@ def work_of(result, config, shape, weights, hardware) -> dict[str, tuple[float, 
         result["drafters"][name]["tokens"] = tokens
     work["train_drafter"] = (billions, "10⁹ operations", seconds, training_gpus)
     evaluation, names = config.evaluation, len(config.drafters)
-    sets = 1 + len(evaluation.prompt_sets)
-    answers = sets * evaluation.max_prompts * evaluation.max_tokens * names * ANSWER_SHARE
+    asked = measured_prompts(config, counts["heldout"])
+    answers = asked * evaluation.max_tokens * names * ANSWER_SHARE
     mean = counts["tokens"] / max(1, counts["samples"])
-    prompts = sets * evaluation.max_prompts * mean * names
+    prompts = asked * mean * names
     work["measure_acceptance"] = (answers, "new tokens", engine(prompts, answers, 0), gpus)
-    timed = 2 * evaluation.speed_prompts * evaluation.max_tokens * ANSWER_SHARE
+    timed = 2 * min(evaluation.speed_prompts, counts["heldout"])
+    timed *= evaluation.max_tokens * ANSWER_SHARE
     timed *= names * len(evaluation.concurrencies)
     # One request at a time: reading all active weights for each token is what takes long.
     alone = 2 * names * start + timed * max(
@@ -684,6 +692,14 @@ def work_of(result, config, shape, weights, hardware) -> dict[str, tuple[float, 
     )
     work["measure_speed"] = (timed, "new tokens", alone, gpus)
     return work
+
+
+def measured_prompts(config: Config, heldout: int) -> int:
+    """Prompts that acceptance is measured on, of all sets together."""
+    from aerie.prompt_sets import read_prompt_file
+
+    sets = [len(read_prompt_file(Path(p))) for p in config.evaluation.prompt_sets.values()]
+    return sum(min(number, config.evaluation.max_prompts) for number in [heldout, *sets])
 
 
 def main() -> None:

@@ -160,6 +160,19 @@ def test_the_plan_of_the_demo_before_anything_ran(planning):
     assert found["seconds"] > 60
 
 
+def test_the_plan_counts_the_prompts_that_there_are(place):
+    config = configure(400)
+    (place / "quiz.jsonl").write_text(
+        "".join(f'{{"prompt": "Add {i} and 2."}}\n' for i in range(7))
+    )
+    config.evaluation.prompt_sets = {"quiz": "quiz.jsonl"}
+    heldout = plan_run.sizes(config, {"collect_prompts": {}, "tokenize_samples": {}}, {})["heldout"]
+    assert 10 < heldout < 60  # 8 % of 400
+    assert plan_run.measured_prompts(config, heldout) == heldout + 7
+    config.evaluation.max_prompts = 5
+    assert plan_run.measured_prompts(config, heldout) == 10
+
+
 def test_what_does_not_fit_is_said_before(planning, tmp_path):
     """A 61-layer verifier of width 7,168 on one machine: memory, and 17.3 M tokens of states."""
     folder = planning.folder / "kimi"
