@@ -37,17 +37,19 @@ def main() -> None:
 
 def summary(drafter: Drafter) -> list[tuple[str, str]]:
     """Lines about a drafter: title and text."""
-    acceptance, expectation = drafter.acceptance, drafter.expectation
-    prompts = acceptance["prompt_sets"].get("heldout", {}).get("prompts")
+    expectation = drafter.expectation
     lines = [
         (
             "acceptance length",
-            f"{acceptance['acceptance_length']:.2f} tokens a verifier step"
-            + (f" on {prompts} held-out prompts" if prompts else "")
-            + f", {drafter.tokens_drafted} drafted at a time",
-        ),
-        ("accepted, by position", _shares(acceptance["acceptance_per_position"])),
+            f"tokens a verifier step, {drafter.tokens_drafted} drafted at a time; "
+            "shares accepted by position",
+        )
     ]
+    for name, found in drafter.acceptance["prompt_sets"].items():
+        title = f"  {'held-out' if name == 'heldout' else name}"
+        prompts = f" on {found['prompts']} prompts" if found.get("prompts") else ""
+        shares = _shares(found["acceptance_per_position"])
+        lines.append((title, f"{found['acceptance_length']:.2f}{prompts}:  {shares}"))
     if expectation:
         note = f"{expectation.expected:.2f} ({_shares(expectation.accuracy)})"
         if expectation.positions < drafter.tokens_drafted:

@@ -561,8 +561,9 @@ def test_summary_says_what_counts(fake, monkeypatch, capsys):
     text = capsys.readouterr().out
     for words in (
         "drafters for SmolLM2-135M-Instruct\n",
-        "1.89 tokens a verifier step on 40 held-out prompts",
-        "0.489  0.262  0.143",
+        "tokens a verifier step, 3 drafted at a time",
+        "held-out            1.89 on 40 prompts:  0.489  0.262  0.143",
+        "benchmark           1.43 on 24 prompts:  0.300  0.100  0.030",
         "1.99 (0.531  0.291  0.168)",
         "46.0 tokens/s without, 50.1 with: 1.09 times as fast",
         "concurrency 2",
