@@ -21,6 +21,7 @@ from aerie import preflight as checks
 from aerie.config import load_config
 from aerie.files import InputError
 from aerie.preflight import Finding
+from aerie.text import printable
 from aerie.triage import Catalogue
 
 CONFIG = Path(__file__).resolve().parent.parent / "config"
@@ -119,11 +120,6 @@ def show(findings: list[Finding], brief: bool, seconds: float) -> None:
     counts = {s: sum(f.severity == s for f in findings) for s in reversed(checks.SEVERITIES)}
     summary = ", ".join(f"{n} {s}" + "s" * (n > 1 and s != "ok") for s, n in counts.items() if n)
     console.print(f"checked in {seconds:.0f} s: {summary}", markup=False)
-
-
-def printable(text: str) -> str:
-    """Text without characters that would steer the terminal."""
-    return "".join(c if c.isprintable() else "↵" if c == "\n" else " " for c in text)
 
 
 if __name__ == "__main__":

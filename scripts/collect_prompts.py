@@ -47,6 +47,7 @@ from aerie.corpus import (
 from aerie.files import InputError, whole_file, write_json
 from aerie.progress import JobProgress
 from aerie.reading import Meter, expand
+from aerie.text import beginning
 
 MB = 10**6
 OUTPUTS = ("train.jsonl.zst", "heldout.jsonl.zst", "report.json")
@@ -220,15 +221,16 @@ def similar(
             if row % 500 == 0 or row == count - 1:
                 progress.update(row + 1)
     found = near_duplicates(signatures, corpus.near_duplicates)
-    first_ones, ids = set(found.values()), {}
+    first_ones, begins = set(found.values()), {}
     for row, line in enumerate(lines(spool)) if found else ():
         if row in found or row in first_ones:
             record = json.loads(line)
-            ids[row] = record["id"]
+            begins[row] = beginning(record)
             if row in found:
                 tally = tallies[record["source"]]
                 tally.records_kept -= 1
-                tally.drop("near duplicate", id=ids[row], detail=f"of {ids[found[row]]}")
+                detail = f"{begins[row]} is much like {begins[found[row]]}"
+                tally.drop("near duplicate", id=record["id"], detail=detail)
     return found
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from aerie import cli
 from aerie.files import InputError
 from aerie.progress import JobProgress
+from aerie.text import printable
 from aerie.triage import ORDER, Catalogue, Finding, triage
 
 CATALOGUE = Path(__file__).resolve().parent.parent / "config" / "log_patterns.yaml"
@@ -92,11 +93,6 @@ def show(console: Console, name: str, findings: list[Finding]) -> None:
         names = ", ".join(f"{f.id} ({f.count:,})" for f in findings if f.level == level)
         if names:
             console.print(Text(f"{level}  {names}", STYLES[level]))
-
-
-def printable(text: str) -> str:
-    """Text without characters that would steer the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 if __name__ == "__main__":

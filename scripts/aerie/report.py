@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError, read_json
+from aerie.files import InputError, read_json, read_json_lines
+from aerie.text import beginning, shorten
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 """Raised when the same results would be shown differently."""
 
 LARGE_GAP = 0.3
@@ -34,6 +35,7 @@ STAGES = (
     "measure_acceptance",
     "measure_speed",
 )
+EXAMPLES = 3
 SPLITS = {"train": "training", "heldout": "held-out"}
 
 
@@ -131,6 +133,8 @@ class Run:
     lanes: list[dict[str, Any]]
     drafters: list[Drafter]
     durations: list[dict[str, Any]] = field(default_factory=list)
+    shown: dict[str, str] = field(default_factory=dict)
+    """Records that are examples of a loss, by id: where each stands and how its prompt begins."""
 
     @property
     def name(self) -> str:
@@ -214,7 +218,7 @@ def read_run(folder: Path, names: list[str], config: dict[str, Any]) -> Run:
     lanes = range(config["hidden_states"]["lanes"])
     generated = config["generation"]["mode"] == "generate"
     counts = ("records_in", "records_kept", "dropped", "examples")
-    return Run(
+    run = Run(
         folder=folder,
         config=config,
         verifier=read_object(folder / "verifier/fingerprint.json", "source", "path", "fingerprint"),
@@ -236,6 +240,28 @@ def read_run(folder: Path, names: list[str], config: dict[str, Any]) -> Run:
         drafters=drafters,
         durations=read_durations(folder / "benchmarks", names, sizes, len(lanes)),
     )
+    examples = [i for ids in run.samples["examples"].values() for i in ids]
+    examples += [i for ids in quarantined(run).values() for i in ids[:EXAMPLES]]
+    run.shown.update(describe_records(folder / "prompts", {_record_of(i) for i in examples}))
+    return run
+
+
+def describe_records(folder: Path, ids: set[str]) -> dict[str, str]:
+    """For people, of each of these records: its line in the collected prompts, its source, and how
+    its prompt begins."""
+    found = {}
+    for split in SPLITS if ids else ():
+        path = folder / f"{split}.jsonl.zst"
+        for number, record in enumerate(read_json_lines(path) if path.is_file() else (), 1):
+            if record["id"] in ids:
+                where = f"{path.name} line {number}, {record['source']}"
+                found[record["id"]] = f"{where}: {beginning(record)}"
+    return found
+
+
+def _record_of(sample: str) -> str:
+    """Id of the record that a sample was made of; a further sample of one has a number more."""
+    return sample.partition("-")[0]
 
 
 def read_durations(
@@ -408,15 +434,25 @@ def losses(run: Run) -> list[dict[str, Any]]:
             examples = [_example(e) for e in source.get("examples", {}).get(reason, [])]
             found.append(_loss(f"cleaning, {name}", reason, count, examples))
     for reason, count in run.samples["dropped"].items():
-        examples = run.samples["examples"].get(reason, [])
+        examples = [_shown(run, i) for i in run.samples["examples"].get(reason, [])]
         found.append(_loss("samples", reason, count, examples))
-    by_reason: dict[str, list[str]] = {}
+    for reason, ids in quarantined(run).items():
+        examples = [_shown(run, i) for i in ids[:EXAMPLES]]
+        found.append(_loss("hidden states", reason, len(ids), examples))
+    return found
+
+
+def quarantined(run: Run) -> dict[str, list[str]]:
+    """Samples that could not be extracted, by reason."""
+    found: dict[str, list[str]] = {}
     for lane in run.lanes:
         for identity, reason in lane.get("quarantined", {}).items():
-            by_reason.setdefault(reason, []).append(identity)
-    for reason, ids in by_reason.items():
-        found.append(_loss("hidden states", reason, len(ids), ids[:3]))
+            found.setdefault(reason, []).append(identity)
     return found
+
+
+def _shown(run: Run, sample: str) -> str:
+    return run.shown.get(_record_of(sample), sample)
 
 
 def _loss(stage: str, reason: str, count: int, examples: list[Any]) -> dict[str, Any]:
@@ -424,21 +460,17 @@ def _loss(stage: str, reason: str, count: int, examples: list[Any]) -> dict[str,
         "stage": stage,
         "reason": reason,
         "count": count,
-        "examples": [_shorten(str(e)) for e in examples[:3]],
+        "examples": [shorten(str(e)) for e in examples[:EXAMPLES]],
     }
 
 
 def _example(example: Any) -> str:
-    """Where a dropped record stood, and what was wrong with it."""
+    """Where a dropped record stood and what was wrong with it; its id where neither is known."""
     if not isinstance(example, dict):
         return str(example)
     where = " ".join(str(example[k]) for k in ("file", "place") if example.get(k))
-    rest = [str(example[k]) for k in ("id", "detail") if example.get(k)]
-    return ": ".join([*([where] if where else []), *rest])
-
-
-def _shorten(text: str, limit: int = 160) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    known = [str(text) for text in (where, example.get("detail")) if text]
+    return ": ".join(known) or str(example.get("id", ""))
 
 
 def remarks(run: Run) -> list[str]:
@@ -454,11 +486,17 @@ def remarks(run: Run) -> list[str]:
             f"{responses['truncated']:,} of {responses.get('answers', 0):,} answers ({share:.0%}) "
             "were cut at generation.max_tokens or the window, and kept."
         )
+    for part, count in run.samples.get("lost_by_template", {}).items():
+        examples = run.samples["examples"].get(f"the template loses: {part}", [])
+        found.append(
+            f"The chat template loses {part} of {count:,} records, kept: "
+            + "; ".join(_shown(run, i) for i in examples)
+        )
     failed = responses.get("captured", {}).get("failed", [])
     if failed:
         found.append(
             f"{len(failed):,} shards could not be captured during generation and were extracted "
-            f"afterwards; the first: {_shorten(str(failed[0]))}"
+            f"afterwards; the first: {shorten(str(failed[0]))}"
         )
     return found
 
@@ -507,6 +545,10 @@ def describe_states(run: Run) -> dict[str, Any]:
         **total,
         "shards": sum(len(lane["shards"]) for lane in run.lanes),
         "captured_tokens": captured,
+        # What a second engine would have taken to start, had there been one.
+        "spared_start": (run.responses or {}).get("load_seconds")
+        if captured and not total["extracted_tokens"]
+        else None,
         "kept_tokens": max(0, total["tokens"] - total["extracted_tokens"] - captured),
         "share": total["bytes"] / total["raw_bytes"] if total["raw_bytes"] else None,
         "convention": run.lanes[0].get("convention", {}) if run.lanes else {},

@@ -15,7 +15,7 @@ import render_report
 import show_summary
 from aerie import charts
 from aerie.config import Config, load_config
-from aerie.files import InputError
+from aerie.files import InputError, write_json_lines
 from aerie.report import read_drafter, read_run, verifier_name
 
 SCRIPTS = Path(render_report.__file__).resolve().parent
@@ -394,13 +394,48 @@ def test_counts_losses_and_examples_are_shown(fake, page):
     text = page(fake()).text
     for words in (
         "1,024 kept of 1,040",
-        "duplicate 14 code.jsonl line 17: 9f31c2",
+        "duplicate 14 code.jsonl line 17 cleaning",
         "too few supervised tokens 4 6b0e55 77aa01 c0ffee",
         "states hold NaN or infinity 1 sample-77",
         "611 of 1,024 answers (60%) were cut",
         "last answer left off: 3 records",
     ):
         assert words in text
+
+
+def test_examples_show_the_prompt_and_where_it_stands(fake, page):
+    run = fake()
+    run.files["samples/report.json"]["examples"] = {"too few supervised tokens": ["77aa01"]}
+    run.files["samples/report.json"]["lost_by_template"] = {"tools": 2}
+    run.files["samples/report.json"]["examples"]["the template loses: tools"] = ["c0ffee"]
+    run.files["hidden_states/lane-0.json"]["quarantined"] = {"c0ffee-2": "states hold NaN"}
+    for name, ids in (("train", ["6b0e55", "77aa01"]), ("heldout", ["c0ffee"])):
+        records = [
+            {
+                "id": i,
+                "source": "code",
+                "messages": [
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": f"What is\n{i}? " + "Say more. " * 30},
+                ],
+            }
+            for i in ids
+        ]
+        write_json_lines(run.folder / f"prompts/{name}.jsonl.zst", records)
+    text = page(run).text
+    assert "train.jsonl.zst line 2, code: “What is 77aa01? Say more." in text
+    assert "states hold NaN 1 heldout.jsonl.zst line 1, code: “What is c0ffee? Say" in text
+    assert "loses tools of 2 records, kept: heldout.jsonl.zst line 1" in text
+    assert "6b0e55" not in text
+
+
+def test_what_one_pass_spared_is_said(fake, page):
+    run = fake()
+    run.files["responses/manifest.json"]["load_seconds"] = 41.0
+    assert "second start of the engine" not in page(run).text
+    run.files["hidden_states/lane-0.json"] |= {"extracted_samples": 0, "extracted_tokens": 0}
+    text = page(run).text
+    assert "spared a second pass over them and a second start of the engine (41.0 s)" in text
 
 
 def test_hidden_states_say_their_size_and_origin(fake, page):
