@@ -192,6 +192,7 @@ def sizes(config: Config, planned: dict[str, Any], earlier: dict[str, Any]) -> d
             "samples": sum(m["samples"] for m in made),
             "tokens": sum(m["tokens"] for m in made),
             "train_tokens": made[0]["tokens"],
+            "supervised_tokens": sum(m.get("supervised_tokens", m["tokens"]) for m in made),
             "generated_tokens": manifest.get("generated_tokens", 0),
             "basis": "counted in the samples",
         }
@@ -214,13 +215,16 @@ def sizes(config: Config, planned: dict[str, Any], earlier: dict[str, Any]) -> d
     means = mean_lengths(config, earlier, length)
     samples = round(records * means["samples"])
     tokens = min(round(samples * means["sample"]), samples * config.samples.max_length)
+    generated = round(records * means["answer"])
     return {
         "records": records,
         "heldout": heldout,
         "samples": samples,
         "tokens": tokens,
         "train_tokens": round(tokens * (1 - share)),
-        "generated_tokens": round(records * means["answer"]),
+        # In conversations with answers of their own it is not known before they are tokenized.
+        "supervised_tokens": min(tokens, generated) or tokens,
+        "generated_tokens": generated,
         "basis": f"prompts {basis}; lengths {means['basis']}",
         "splits": splits,
     }
@@ -498,6 +502,8 @@ def make_plan(files: list[Path], hardware_file: Path, hardware_name: str | None)
                 "rate": f"measured in {rate.source}" if rate else f"assumed: {hardware.name}",
             }
         )
+    if "one_pass" in result and (rate := rates.get("extract_hidden_states")):
+        result["one_pass"]["seconds"] = rate.seconds(result["one_pass"]["tokens"])
     result["seconds"] = sum(s["seconds"] for s in result["stages"])
     result["gpu_hours"] = sum(s["gpu_hours"] for s in result["stages"])
     return result
@@ -578,8 +584,13 @@ def describe_bytes(result, config, shape, trains: bool) -> None:
     counts, held = result["counts"], result["kept"]
     ids = result["verifier"]["aux_states"] + 1
     raw = plan.state_bytes(counts["tokens"], ids, shape.hidden)
+    omitted = 0
+    if config.hidden_states.last_state == "supervised":
+        without = counts["tokens"] - counts["supervised_tokens"]
+        omitted = plan.state_bytes(without, 1, shape.hidden)
     share = 1.0 if config.hidden_states.format == "raw" else stored_share(config)
-    new = raw * share * (1 - held["tokens"] / max(1, counts["tokens"]))
+    stored = (raw - omitted) * share
+    new = stored * (1 - held["tokens"] / max(1, counts["tokens"]))
     in_flight = min(
         counts["samples"],
         2 * config.engine.max_num_seqs + 2 * config.hidden_states.samples_per_shard,
@@ -588,7 +599,8 @@ def describe_bytes(result, config, shape, trains: bool) -> None:
     drafters = result["drafters"].values()
     found = {
         "states_raw": raw,
-        "states_stored": round(raw * share),
+        "states_omitted": omitted,
+        "states_stored": round(stored),
         "states_new": round(new),
         "staging": round(plan.state_bytes(1, ids, shape.hidden) * mean * in_flight),
         # The store's copy and the run's; the old checkpoint goes when the new one is whole.
@@ -615,14 +627,15 @@ def describe_bytes(result, config, shape, trains: bool) -> None:
 
 
 def stored_share(config: Config) -> float:
-    """Stored by raw bytes, as the lanes of this run or another show it."""
+    """Stored bytes by raw bytes of the states that are stored, as the lanes of this run or another
+    show it."""
     for path in [
         *RESULTS.glob(f"{config.run}/hidden_states/lane-*.json"),
         *RESULTS.glob("*/hidden_states/lane-*.json"),
     ]:
         lane = read_optional(path)
         if lane.get("raw_bytes") and lane["convention"]["format"] == "lossless":
-            return lane["bytes"] / lane["raw_bytes"]
+            return lane["bytes"] / (lane["raw_bytes"] - lane.get("omitted_bytes", 0))
     return plan.LOSSLESS_SHARE
 
 
@@ -659,6 +672,10 @@ def work_of(result, config, shape, weights, hardware) -> dict[str, tuple[float, 
         seconds = engine(prompts, new, written)
         work["generate_responses"] = (new, "new tokens", seconds, gpus)
         left = held["later"] if captures else counts["tokens"] - held["tokens"]
+        if captures and new:
+            spared = max(0, counts["tokens"] - held["tokens"] - left)
+            seconds = engine(spared, 0, spared * share) - (start if left else 0)
+            result["one_pass"] = {"tokens": spared, "seconds": seconds}
     else:
         left = counts["tokens"] - held["tokens"]
     work["extract_hidden_states"] = (left, "tokens", engine(left, 0, left * share), gpus)

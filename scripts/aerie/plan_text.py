@@ -53,11 +53,20 @@ def show(result: dict[str, Any]) -> None:
         f"was measured: {hardware['name']} of config/hardware.yaml ({hardware['note']}). Drafters "
         "and measurements that are found in the store take seconds."
     )
+    if "one_pass" in result:
+        spared = result["one_pass"]
+        console.print(
+            f"generation.capture saves the states of {spared['tokens']:,} tokens while they are "
+            f"generated, which spares about {duration(spared['seconds'])} of extraction."
+        )
     if "bytes" in result:
         b = result["bytes"]
+        omitted = ""
+        if b["states_omitted"]:
+            omitted = f" (last_state: supervised leaves out {size(b['states_omitted'])} of the raw)"
         console.print(
-            f"\nhidden states {size(b['states_raw'])} raw, {size(b['states_stored'])} stored, "
-            f"{size(b['states_new'])} of it new; staging {size(b['staging'])} "
+            f"\nhidden states {size(b['states_raw'])} raw, {size(b['states_stored'])} stored"
+            f"{omitted}, {size(b['states_new'])} of it new; staging {size(b['staging'])} "
             f"(free {size(b['staging_free'])}); drafters {size(b['drafters'])}, checkpoints "
             f"{size(b['checkpoints'])}; needed {size(b['needed'])}, free {size(b['free'])}"
         )

@@ -12,6 +12,7 @@ from conftest import KIMI, ROOT, Project
 from test_dry_runs import FAR
 
 import plan_run
+from aerie import plan
 from aerie.config import load_config
 from aerie.hidden_states import Convention, Store, sample_key, shard_id
 from aerie.responses import AnswerStore, Sampling
@@ -158,6 +159,30 @@ def test_the_plan_of_the_demo_before_anything_ran(planning):
     assert found["drafters"]["base"]["head"] == 4000 * 576 * 2
     assert found["gpu_hours"] == 0
     assert found["seconds"] > 60
+    # All is captured in one pass.
+    assert found["one_pass"]["tokens"] == found["counts"]["tokens"]
+    assert found["one_pass"]["seconds"] > 10
+
+
+def test_the_plan_leaves_out_last_states_where_no_loss_is_taken(place):
+    shape = plan.read_shape(KIMI)
+    stored = {}
+    for last_state in ("all", "supervised"):
+        config = configure(400)
+        config.hidden_states.last_state = last_state
+        planned = {"collect_prompts": {}, "tokenize_samples": {}}
+        result = {
+            "counts": (counts := plan_run.sizes(config, planned, {})),
+            "kept": {"tokens": 0},
+            "verifier": {"aux_states": 3},
+            "drafters": {"a": {"model": 0, "checkpoint": 0}},
+            "warnings": [],
+        }
+        plan_run.describe_bytes(result, config, shape, trains=False)
+        stored[last_state] = result["bytes"]["states_stored"]
+    left_out = (counts["tokens"] - counts["generated_tokens"]) * 7168 * 2
+    assert result["bytes"]["states_omitted"] == left_out > 0
+    assert stored["all"] - stored["supervised"] == pytest.approx(0.685 * left_out)
 
 
 def test_the_plan_counts_the_prompts_that_there_are(place):
