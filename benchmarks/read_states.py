@@ -5,7 +5,6 @@ python benchmarks/read_states.py
 python benchmarks/read_states.py results/store/hidden_states/*/*.safetensors
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -17,15 +16,8 @@ from write_states import memory, ours, upstream
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shards", nargs="*", type=Path, help="absent: a stand-in, 7,168 wide")
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.shards:
-        samples = states.stored(arguments.shards)
-    else:
-        samples = states.stand_in(8, 512)
+    samples, repeats = states.from_arguments(__doc__)
     raw = sum(s.states.nbytes for s in samples)
 
     from safetensors.torch import load_file
@@ -61,7 +53,7 @@ def main() -> None:
         best = float("inf")
         with tempfile.TemporaryDirectory(dir=memory()) as folder:
             write(Path(folder), samples, form)
-            for _ in range(arguments.repeats + 1):
+            for _ in range(repeats + 1):
                 start = time.perf_counter()
                 read(Path(folder))
                 best = min(best, time.perf_counter() - start)

@@ -1,8 +1,19 @@
 """Hidden states to measure with: those of stored shards, and a stand-in for a wide verifier."""
 
+import argparse
 from pathlib import Path
 
 import torch
+
+
+def from_arguments(text: str) -> tuple[list, int]:
+    """Samples and repeats as the command line asks for them; `text` is the program's help."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    parser.add_argument("shards", nargs="*", type=Path, help="absent: a stand-in, 7,168 wide")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    samples = stored(arguments.shards) if arguments.shards else stand_in(8, 512)
+    return samples, arguments.repeats
 
 
 def stored(paths: list[Path], limit: int = 400_000_000) -> list:

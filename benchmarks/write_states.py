@@ -9,7 +9,6 @@ so that processors are compared and not disks. Rates are GB of bf16 states a sec
     python benchmarks/write_states.py results/store/hidden_states/*/*.safetensors
 """
 
-import argparse
 import concurrent.futures
 import shutil
 import tempfile
@@ -61,15 +60,8 @@ def memory() -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shards", nargs="*", type=Path, help="absent: a stand-in, 7,168 wide")
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.shards:
-        samples = states.stored(arguments.shards)
-    else:
-        samples = states.stand_in(8, 512)
+    samples, repeats = states.from_arguments(__doc__)
     raw = sum(s.states.nbytes for s in samples)
     rows = []
     for name, write, form in (
@@ -78,8 +70,8 @@ def main() -> None:
         ("fp8", ours, "fp8"),
         ("upstream", upstream, ""),
     ):
-        one, left = measure(write, samples, form, 1, arguments.repeats)
-        two, _ = measure(write, samples, form, 2, arguments.repeats)
+        one, left = measure(write, samples, form, 1, repeats)
+        two, _ = measure(write, samples, form, 2, repeats)
         rows.append(
             {
                 "way": name,

@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from aerie import cli
 from aerie import preflight as checks
-from aerie.config import load_config
+from aerie.config import load_config, read_config
 from aerie.files import InputError
 from aerie.preflight import Finding
 from aerie.text import printable
@@ -59,7 +58,9 @@ def check(args: Any, start: float) -> list[Finding]:
             CONFIG / "known_versions.yaml", checks.installed_versions()
         )
         try:
-            config = load_config(args.config or read_config(args.configfile))
+            config = load_config(
+                args.config or read_config([CONFIG / "config.yaml", *args.configfile])
+            )
         except InputError as error:
             return [*findings, Finding("configuration", "error", str(error))]
         findings += checks.check_verifier(config, args.store)
@@ -78,26 +79,6 @@ def check(args: Any, start: float) -> list[Finding]:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def read_config(over: list[Path]) -> dict[str, Any]:
-    """config/config.yaml with other files laid over it, key by key, as Snakemake does."""
-    values: dict[str, Any] = {}
-    for path in [CONFIG / "config.yaml", *over]:
-        try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
-        lay_over(values, loaded)
-    return values
-
-
-def lay_over(values: dict[str, Any], more: dict[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict) and isinstance(values.get(key), dict):
-            lay_over(values[key], value)
-        else:
-            values[key] = value
 
 
 def show(findings: list[Finding], brief: bool, seconds: float) -> None:

@@ -13,18 +13,12 @@ from aerie.prompt_sets import encode_prompts, read_heldout, read_prompt_file
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--drafter", type=Path, required=True, help="folder of the draft model")
-    parser.add_argument("--verifier", type=Path, required=True, help="fingerprint.json")
-    parser.add_argument("--heldout", type=Path, required=True, help="heldout.jsonl.zst")
     parser.add_argument(
         "--prompt-set", action="append", default=[], metavar="NAME=FILE", help="a benchmark"
     )
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--num-speculative-tokens", type=int, required=True, help="K")
     parser.add_argument("--max-prompts", type=int, required=True, help="a set")
-    parser.add_argument("--max-tokens", type=int, required=True, help="an answer")
-    parser.add_argument("--max-length", type=int, required=True, help="prompt and answer, tokens")
     parser.add_argument("--output", type=Path, required=True, help="acceptance.json")
+    cli.add_serving_arguments(parser)
     cli.add_engine_arguments(parser)
     args = parser.parse_args()
 

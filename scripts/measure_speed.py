@@ -14,16 +14,10 @@ from aerie.prompt_sets import encode_prompts, read_heldout
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--drafter", type=Path, required=True, help="folder of the draft model")
-    parser.add_argument("--verifier", type=Path, required=True, help="fingerprint.json")
-    parser.add_argument("--heldout", type=Path, required=True, help="heldout.jsonl.zst")
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--num-speculative-tokens", type=int, required=True, help="K")
     parser.add_argument("--prompts", type=int, required=True, help="how many")
-    parser.add_argument("--max-tokens", type=int, required=True, help="an answer")
-    parser.add_argument("--max-length", type=int, required=True, help="prompt and answer, tokens")
     parser.add_argument("--concurrency", type=int, required=True, nargs="+")
     parser.add_argument("--output", type=Path, required=True, help="speed.json")
+    cli.add_serving_arguments(parser)
     cli.add_engine_arguments(parser)
     args = parser.parse_args()
 

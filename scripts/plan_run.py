@@ -21,25 +21,12 @@ from typing import Any
 import yaml
 
 from aerie import cli, plan
-from aerie.config import Config, load_config
-from aerie.files import InputError, read_json, read_json_lines
+from aerie.config import Config, load_config, read_config
+from aerie.files import InputError, read_json, read_json_lines, read_optional
 from aerie.verifier import find_fingerprint
 
 RESULTS = Path("results")
 STORE = RESULTS / "store"
-STAGES = (
-    "import_verifier",
-    "write_prompts",
-    "collect_prompts",
-    "generate_responses",
-    "tokenize_samples",
-    "map_vocabulary",
-    "extract_hidden_states",
-    "train_drafter",
-    "measure_acceptance",
-    "measure_speed",
-    "render_report",
-)
 OUTPUTS = {
     "import_verifier": "verifier/fingerprint.json",
     "write_prompts": "prompts/self.json",
@@ -67,28 +54,6 @@ TEMPLATE_TOKENS = 30
 
 
 # What would run
-
-
-def read_config(files: list[Path]) -> dict[str, Any]:
-    """config/config.yaml with the files laid over it key by key, as Snakemake does."""
-    values: dict[str, Any] = {}
-    for path in [Path("config/config.yaml"), *files]:
-        try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such configuration file") from None
-        except yaml.YAMLError as error:
-            raise InputError(f"{path}: not YAML: {error}") from None
-        values = lay_over(values, found)
-    return values
-
-
-def lay_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = lay_over(merged[key], value) if both else value
-    return merged
 
 
 def dry_run(files: list[Path]) -> dict[str, dict[str, Any]]:
@@ -416,14 +381,6 @@ def earlier_runs(verifier: dict[str, Any] | None, run: str) -> list[Path]:
     return sorted(found, key=lambda p: p.name == run)
 
 
-def read_optional(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except InputError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 # The plan
 
 
@@ -442,7 +399,7 @@ def choose_hardware(path: Path, name: str | None, gpus: bool) -> plan.Hardware:
 
 def make_plan(files: list[Path], hardware_file: Path, hardware_name: str | None) -> dict[str, Any]:
     """The whole plan, as `--json` prints it; sizes in bytes, times in seconds."""
-    config = load_config(read_config(files))
+    config = load_config(read_config([Path("config/config.yaml"), *files]))
     planned = dry_run(files)
     verifier, shape, weights = find_verifier(config)
     on_gpus = any(d.gpus for d in config.drafters.values())
@@ -477,7 +434,7 @@ def make_plan(files: list[Path], hardware_file: Path, hardware_name: str | None)
         describe_model(result, config, shape, weights, hardware)
         describe_bytes(result, config, shape, trains="train_drafter" in planned)
     work = work_of(result, config, shape, weights, hardware)
-    for stage in STAGES:
+    for stage in plan.STAGES:
         jobs = planned.get(stage, {"jobs": 0, "reasons": {}})
         outputs = sorted((RESULTS / config.run).glob(OUTPUTS[stage]))
         if not jobs["jobs"] and not outputs:

@@ -7,9 +7,11 @@ import difflib
 import re
 import types
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -417,6 +419,31 @@ class Config(Section):
                 "evaluation.prompt_sets.heldout: this name is taken by the held-out prompts"
             )
         return self
+
+
+def read_config(files: list[Path]) -> dict[str, Any]:
+    """The values in YAML files, each laid over those before key by key, as Snakemake does.
+
+    Raises `InputError` for a file that is not there or holds no table.
+    """
+    values: dict[str, Any] = {}
+    for path in files:
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise InputError(f"{path}: not readable as YAML ({error})") from None
+        if not isinstance(found, dict):
+            raise InputError(f"{path}: found {found!r:.80}; expected a table of keys")
+        _lay_over(values, found)
+    return values
+
+
+def _lay_over(values: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(values.get(key), dict):
+            _lay_over(values[key], value)
+        else:
+            values[key] = value
 
 
 def load_config(values: dict[str, Any]) -> Config:

@@ -453,11 +453,7 @@ def write_import(root: Path, source: Path, store: Store, stated: Stated, done: I
         path,
         {
             "convention": {
-                "key": c.key,
-                "verifier": c.fingerprint,
-                "layer_ids": list(c.layer_ids),
-                "hidden_size": c.hidden_size,
-                "format": c.format,
+                **c.as_json(),
                 "last_state": "before the final norm, "
                 + ("its length lost" if stated.after_norm else "as it was"),
             },

@@ -611,11 +611,7 @@ def describe_lane(
     raw = sum(e["tokens"] for e in entries) * c.bytes_per_token()
     return {
         "convention": {
-            "key": c.key,
-            "verifier": c.fingerprint,
-            "layer_ids": list(c.layer_ids),
-            "hidden_size": c.hidden_size,
-            "format": c.format,
+            **c.as_json(),
             "last_layer": "before the final norm",
             "last_state": c.last_state,
         },

@@ -82,6 +82,15 @@ def read_json(path: Path | str) -> Any:
         raise InputError(f"{path}: not readable as JSON ({error})") from error
 
 
+def read_optional(path: Path | str) -> dict[str, Any]:
+    """The JSON object in `path`, an empty one when there is none that can be read."""
+    try:
+        found = read_json(path)
+    except InputError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def write_json_lines(path: Path | str, rows: Iterable[Any]) -> int:
     """Write rows as zstandard-compressed JSON lines; return their number."""
     count = 0

@@ -80,6 +80,16 @@ class Convention:
             self.last_state,
         )[:16]
 
+    def as_json(self) -> dict[str, Any]:
+        """What manifests say of it."""
+        return {
+            "key": self.key,
+            "verifier": self.fingerprint,
+            "layer_ids": list(self.layer_ids),
+            "hidden_size": self.hidden_size,
+            "format": self.format,
+        }
+
     def bytes_per_token(self) -> int:
         """Uncompressed bytes of one token's states."""
         return len(self.layer_ids) * self.hidden_size * 2

@@ -10,8 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError, read_json
+from aerie.files import InputError, read_optional
 
+STAGES = (
+    "import_verifier",
+    "write_prompts",
+    "collect_prompts",
+    "generate_responses",
+    "tokenize_samples",
+    "map_vocabulary",
+    "extract_hidden_states",
+    "train_drafter",
+    "measure_acceptance",
+    "measure_speed",
+    "render_report",
+)
+"""The rules of the workflow in the order of the data."""
 GIB = 2**30
 LOSSLESS_SHARE = 0.685
 """Stored by raw bytes of `lossless` shards: SmolLM2-135M (benchmarks/pack_states.py)."""
@@ -312,20 +326,20 @@ def measured_rates(run: Path, shape: Shape | None) -> dict[str, Rate]:
     """
     rates: dict[str, Rate] = {}
     seconds = {p.parent.name: benchmark_seconds(p) for p in run.glob("benchmarks/*/run.tsv")}
-    made = _read(run / "responses/manifest.json")
+    made = read_optional(run / "responses/manifest.json")
     if made.get("generated") and made.get("generated_tokens"):
         tokens = made["generated_tokens"] * made["generated"] / made["records"]
         working = made["seconds"] - made["load_seconds"]
         before = max(0.0, seconds.get("generate_responses", 0) - working)
         rates["generate_responses"] = Rate(working / tokens, before, run.name)
     for path in sorted(run.glob("hidden_states/lane-*.json")):
-        lane = _read(path)
+        lane = read_optional(path)
         if lane.get("extracted_tokens"):
             rates["extract_hidden_states"] = Rate(
                 lane["seconds"] / lane["extracted_tokens"], 0.0, run.name
             )
     for stage, unit in (("collect_prompts", "prompts"), ("tokenize_samples", "samples")):
-        records = _read(run / unit / "report.json").get("records_in")
+        records = read_optional(run / unit / "report.json").get("records_in")
         if records and seconds.get(stage):
             rates[stage] = Rate(seconds[stage] / records, 0.0, run.name)
     for stage in ("import_verifier", "render_report"):
@@ -338,13 +352,13 @@ def measured_rates(run: Path, shape: Shape | None) -> dict[str, Rate]:
         name = folder.name
         if shape and (rate := _training_rate(run, folder, shape)):
             rates["train_drafter"] = rate
-        found = _read(run / "evaluation" / name / "acceptance.json")
+        found = read_optional(run / "evaluation" / name / "acceptance.json")
         took = benchmark_seconds(run / "benchmarks/measure_acceptance" / f"{name}.tsv")
         tokens = sum(s.get("generated_tokens", 0) for s in found.get("prompt_sets", {}).values())
         # An answer of the engine within seconds of its start was found in the store.
         if tokens and took > 10:
             rates["measure_acceptance"] = Rate(took / tokens, 0.0, run.name)
-        speed = _read(run / "evaluation" / name / "speed.json")
+        speed = read_optional(run / "evaluation" / name / "speed.json")
         timed = [x for side in ("without", "with") for x in speed.get(side, [])]
         took = benchmark_seconds(run / "benchmarks/measure_speed" / f"{name}.tsv")
         working = sum(x["seconds"] for x in timed)
@@ -358,8 +372,8 @@ def _training_rate(run: Path, folder: Path, shape: Shape) -> Rate | None:
     """Seconds per 10⁹ operations, from the benchmark of a training that was not found in the store:
     it took at least as long as the steps in its metrics."""
     took = benchmark_seconds(run / "benchmarks/train_drafter" / f"{folder.name}.tsv")
-    config = _read(folder / "model/config.json")
-    samples = _read(run / "samples/report.json").get("train", {})
+    config = read_optional(folder / "model/config.json")
+    samples = read_optional(run / "samples/report.json").get("train", {})
     try:
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         steps = [x for x in map(json.loads, lines) if not x.get("validation")]
@@ -378,11 +392,3 @@ def _training_rate(run: Path, folder: Path, shape: Shape) -> Rate | None:
         return None
     operations = training_operations(drafter_parameters(shape, settings, aux), ttt_steps, tokens)
     return Rate(took / (operations / 1e9), 0.0, run.name)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except InputError:
-        return {}
-    return found if isinstance(found, dict) else {}

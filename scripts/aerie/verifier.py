@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError, digest, digest_file, read_json, sync_folder
+from aerie.files import InputError, digest, digest_file, read_json, read_optional, sync_folder
 
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 TOKENIZER_FILES = (
@@ -75,11 +75,8 @@ def find_verifier(source: str, store: Path) -> Path | None:
 def find_fingerprint(source: str, results: Path, run: str) -> dict[str, Any] | None:
     """The fingerprint of this source that a run made, this run's first; None when there is none."""
     for path in (results / run / FINGERPRINT, *sorted(results.glob(f"*/{FINGERPRINT}"))):
-        try:
-            found = read_json(path)
-        except InputError:
-            continue
-        if isinstance(found, dict) and found.get("source") == source:
+        found = read_optional(path)
+        if found.get("source") == source:
             return found
     return None
 

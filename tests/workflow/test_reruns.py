@@ -13,20 +13,7 @@ from conftest import ROOT, Project
 from test_dry_runs import STAND_IN
 
 from aerie.config import Config, Drafter, Section, Source
-
-ORDER = [
-    "import_verifier",
-    "write_prompts",
-    "collect_prompts",
-    "generate_responses",
-    "tokenize_samples",
-    "map_vocabulary",
-    "extract_hidden_states",
-    "train_drafter",
-    "measure_acceptance",
-    "measure_speed",
-    "render_report",
-]
+from aerie.plan import STAGES
 
 # A changed value of every key, laid over the demo's configuration.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -314,13 +301,13 @@ def rules(text: str) -> set[str]:
     """`a`, `b` and all from `c` on → the names; "nothing" and "everything" as they say."""
     if text == "nothing":
         return set()
-    usual = [name for name in ORDER if name != "write_prompts"]
+    usual = [name for name in STAGES if name != "write_prompts"]
     if text == "everything":
         return set(usual)
     found = set(re.findall(r"`(\w+)`", text))
-    assert found <= set(ORDER), f"docs/reruns.md names no rule: {text}"
+    assert found <= set(STAGES), f"docs/reruns.md names no rule: {text}"
     for name in re.findall(r"from `(\w+)` on", text):
-        found |= {n for n in usual if ORDER.index(n) >= ORDER.index(name)}
+        found |= {n for n in usual if STAGES.index(n) >= STAGES.index(name)}
     return found
 
 
