@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aerie.config import Config, describe_config, load_config
+from aerie.config import Config, describe_config, load_config, read_config
 from aerie.files import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +82,32 @@ def test_null_removes_an_entry_of_a_table():
     found = load_config(over)
     assert list(found.drafters) == ["mine"]
     assert found.evaluation.prompt_sets == {}
+
+
+def test_the_readme_s_own_model_is_not_run_with_the_demo_s_cuts(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text.split("```yaml\n")[1].split("```")[0])
+    found = load_config(read_config([ROOT / "config/config.yaml", mine]))
+    assert list(found.drafters) == ["small", "full"]
+    assert not found.engine.enforce_eager
+    defaults = Config()
+    assert found.generation.max_tokens == defaults.generation.max_tokens
+    assert found.samples.max_length == defaults.samples.max_length
+    assert found.evaluation.max_tokens == defaults.evaluation.max_tokens
+    assert found.evaluation.speed_prompts == defaults.evaluation.speed_prompts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("- a\n", "expected a table"), ("a: [", "not readable as YAML"), (None, "No such file")],
+)
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text, message):
+    path = tmp_path / "mine.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=rf"mine\.yaml.*{message}"):
+        read_config([path])
 
 
 def test_every_key_is_described():
