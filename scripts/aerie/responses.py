@@ -296,7 +296,12 @@ class Capture:
             self._leave(group)
         elif states is not None:
             size = states.stat().st_size
-            if self._bytes() + size > self.staging_bytes and not self._busy():
+            # Conversations under way still end while new ones wait, and so add to what is staged.
+            while self._bytes() + size > self.staging_bytes and self._busy():
+                concurrent.futures.wait(
+                    self._writing, return_when=concurrent.futures.FIRST_COMPLETED
+                )
+            if self._bytes() + size > self.staging_bytes:
                 self._leave(group)
             if self.left[group]:
                 states.unlink()
