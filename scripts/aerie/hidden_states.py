@@ -303,14 +303,17 @@ class Teacher:
         """Raise `BadStates` when the last states of the final `len(next_tokens)` positions do
         not lead to the tokens that the verifier chose after them.
 
-        A near tie may fall either way in bf16, so of many positions four fifths must agree, and
+        Looked at are 64 of the positions, spread over all. A near tie may fall either way in bf16,
+        so of many positions four fifths must agree, and
         nine tenths must be among the best five and none beyond the best hundred, so that one pair
         of samples that changed places is found. Sampled tokens only have to be likely.
         """
         if not next_tokens:
             return
-        last = states[-len(next_tokens) :, -1]
-        ranks = self.ranks(last[-64:], torch.tensor(next_tokens[-64:]))
+        count = len(next_tokens)
+        places = torch.linspace(0, count - 1, min(count, 64)).round().long()
+        last, chosen = states[-count:, -1], torch.tensor(next_tokens)
+        ranks = self.ranks(last[places], chosen[places])
         limit = 5 if greedy else 1000
         agree = (ranks == 0).float().mean().item()
         if (ranks < limit).float().mean().item() < 0.9 or (

@@ -168,8 +168,12 @@ def test_a_lane_fills_its_shards_and_finds_them_the_next_time(lane):
 FAULTS = {
     "engine error": lambda s: "the engine refuses it",
     "zeros": torch.zeros_like,
+    "constant": lambda s: torch.full_like(s, 0.5),
     "nan": lambda s: s * float("nan"),
+    "infinity": lambda s: s * float("inf"),
     "short": lambda s: s[:-1],
+    "shifted": lambda s: s.roll(1, 0),
+    "another's": lambda s: true_states(list(range(len(s)))),
     "repeated": lambda s: s[:1].expand_as(s),
     "of other layers": lambda s: s.roll(1, 1),
 }

@@ -172,7 +172,7 @@ def test_any_flipped_byte_or_cut_is_found_when_read(tmp_path):
                 shard.read(number)
 
 
-@pytest.mark.parametrize("kind", ["zeros", "constant", "nan", "infinity", "swapped"])
+@pytest.mark.parametrize("kind", ["zeros", "constant", "nan", "infinity", "swapped", "shifted"])
 def test_states_spoilt_in_the_file_are_found_when_read(tmp_path, kind):
     """A whole file, with a header that fits, whose states are others than were checked."""
     store = Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, "raw"))
@@ -183,6 +183,9 @@ def test_states_spoilt_in_the_file_are_found_when_read(tmp_path, kind):
     at_a, at_b = whole.index(a.tobytes()), whole.index(b.tobytes())
     if kind == "swapped":
         whole[at_a : at_a + a.nbytes], whole[at_b : at_b + b.nbytes] = b.tobytes(), a.tobytes()
+    elif kind == "shifted":
+        by_row = samples[0].states.roll(1, 0).transpose(0, 1).contiguous()
+        whole[at_a : at_a + a.nbytes] = by_row.view(torch.uint8).numpy().tobytes()
     else:
         spoilt = {"zeros": 0, "constant": 0.5, "nan": float("nan"), "infinity": float("inf")}
         value = torch.full_like(samples[0].states, spoilt[kind]).view(torch.uint8).numpy()
@@ -242,17 +245,34 @@ def test_samples_are_found_in_any_shard_of_the_convention(tmp_path):
     assert other.find_samples({key}) == {}
 
 
-def test_two_samples_that_changed_places_do_not_pass_the_teacher(tiny_verifier):
+def last_states(verifier, ids):
+    """The last layer's output of transformers, bf16 [samples, T, 128], and its best next tokens."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_verifier, dtype=torch.float32)
-    ids = torch.randint(3, 400, (64, 12), generator=torch.Generator().manual_seed(0))
+    model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float32)
     found = []
     model.model.layers[-1].register_forward_hook(lambda *a: found.append(a[2]))
     with torch.no_grad():
-        chosen = model(ids).logits[:, -1].argmax(-1).tolist()
+        chosen = model(ids).logits.argmax(-1)
     last = found[0] if isinstance(found[0], torch.Tensor) else found[0][0]
-    states = last[:, -1:].expand(-1, 3, -1).to(torch.bfloat16).clone()
+    return last.to(torch.bfloat16), chosen
+
+
+def test_a_long_sample_that_is_shifted_in_part_does_not_pass_the_teacher(tiny_verifier):
+    ids = torch.randint(3, 400, (1, 300), generator=torch.Generator().manual_seed(0))
+    last, chosen = last_states(tiny_verifier, ids)
+    states, chosen = last[0][:, None], chosen[0].tolist()
+    teacher = hs.Teacher(tiny_verifier)
+    teacher.check(states, chosen, greedy=True)
+    shifted = torch.cat([states[:150].roll(1, 0), states[150:]])
+    with pytest.raises(BadStates, match="does not lead to"):
+        teacher.check(shifted, chosen, greedy=True)
+
+
+def test_two_samples_that_changed_places_do_not_pass_the_teacher(tiny_verifier):
+    ids = torch.randint(3, 400, (64, 12), generator=torch.Generator().manual_seed(0))
+    last, chosen = last_states(tiny_verifier, ids)
+    states, chosen = last[:, -1:].expand(-1, 3, -1).clone(), chosen[:, -1].tolist()
     teacher = hs.Teacher(tiny_verifier)
     teacher.check(states, chosen, greedy=True)
     states[[10, 40]] = states[[40, 10]]
