@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import zipfile
 
 import pytest
 
@@ -110,6 +111,22 @@ def test_a_changed_benchmark_is_measured_again_and_nothing_above_it(finished):
     finally:
         path.write_bytes(before)
         finished.snakemake("--touch")
+
+
+def test_snakemake_s_own_report_holds_the_page(finished):
+    page = finished.folder / "results/demo/report.html"
+    before = page.read_bytes()
+    try:
+        page.write_text("the page")
+        done = finished.snakemake("--report", "report.zip")
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        page.write_bytes(before)
+        finished.snakemake("--touch")
+    with zipfile.ZipFile(finished.folder / "report.zip") as packed:
+        (name,) = (n for n in packed.namelist() if "/data/raw/" in n)
+        assert name.endswith("/report.html")
+        assert packed.read(name) == b"the page"
 
 
 def test_more_prompts_rerun_from_the_prompts_on(finished):
