@@ -49,6 +49,30 @@ def open_engine(
     )
 
 
+def make_capture(
+    args: argparse.Namespace,
+    store: Store,
+    model: Path,
+    splits: dict[str, list[dict]],
+    staging: Staging,
+    progress: JobProgress,
+):
+    from aerie.responses import Capture
+
+    limits = {"max_length": args.max_length, "min_supervised_tokens": args.min_supervised_tokens}
+    return Capture(
+        store,
+        Teacher(model),
+        splits,
+        args.capture["samples_per_shard"],
+        limits,
+        greedy=args.temperature == 0,
+        staging_bytes=staging.limit,
+        max_gib=args.max_gib,
+        beat=progress.beat,
+    )
+
+
 def convention(capture: dict, verifier: dict, layer_ids: list[int]) -> Convention:
     return Convention(
         verifier["fingerprint"],
@@ -138,24 +162,11 @@ def main() -> None:
                 if args.capture:
                     layer_ids = resolve_layer_ids(args.capture["layer_ids"], verifier["num_layers"])
                     store = Store(args.store, convention(args.capture, verifier, layer_ids))
-                    mean = args.capture["samples_per_shard"]
                     # For two groups in the making, as long as can be, and one being written.
-                    largest = mean * args.max_length * store.convention.bytes_per_token()
+                    tokens = args.capture["samples_per_shard"] * args.max_length
+                    largest = tokens * store.convention.bytes_per_token()
                     staging = stack.enter_context(Staging(3 * largest))
-                    capture = responses.Capture(
-                        store,
-                        Teacher(model),
-                        splits,
-                        mean,
-                        {
-                            "max_length": args.max_length,
-                            "min_supervised_tokens": args.min_supervised_tokens,
-                        },
-                        greedy=args.temperature == 0,
-                        staging_bytes=staging.limit,
-                        max_gib=args.max_gib,
-                        beat=progress.beat,
-                    )
+                    capture = make_capture(args, store, model, splits, staging, progress)
                 folder = staging.folder if staging else None
                 engine = stack.enter_context(
                     open_engine(args, model_name, template, model, layer_ids, folder, progress)

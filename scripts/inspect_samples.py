@@ -22,6 +22,8 @@ from aerie.chat import ChatTemplate, Unverified
 from aerie.config import Samples, load_config
 from aerie.corpus import Tally, check_source, conversations, parse_source, source_names
 from aerie.files import InputError, digest
+from aerie.prompt_sets import first_turn
+from aerie.text import beginning
 
 STYLES = {"supervised": "bold green", "control": "magenta", "rest": "dim"}
 BRACKETS = "⟦", "⟧"  # around supervised text where there are no colours
@@ -36,7 +38,7 @@ class Sample(NamedTuple):
 
 
 class Look:
-    """What was seen of a corpus: counts by reason with example ids, lengths, some samples."""
+    """What was seen of a corpus: counts by reason with examples, lengths, some samples."""
 
     def __init__(self, count: int):
         self.count = count
@@ -53,7 +55,7 @@ class Look:
         self.numbers[reason] += 1
         examples = self.reasons.setdefault(reason, [])
         if len(examples) < 3:
-            examples.append(record["id"])
+            examples.append(beginning(record))
 
     def keep(self, sample: Sample) -> None:
         self.kept += 1
@@ -82,7 +84,7 @@ def look(
             seen.losses.update(lost)
             seen.with_losses += bool(lost)
             if mode == "generate":
-                ids = chat.prompt_ids(first_prompt(messages), tools)
+                ids = chat.prompt_ids(first_turn(record), tools)
                 sample = Sample(record, ids, [False] * len(ids))
             else:
                 masked = chat.mask(messages, tools, supervise_reasoning=reasoning)
@@ -99,12 +101,6 @@ def look(
             continue
         seen.keep(sample)
     return seen
-
-
-def first_prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The turns up to the first one that the verifier answers."""
-    end = next((i for i, m in enumerate(messages) if m["role"] == "user"), len(messages) - 1)
-    return messages[: end + 1]
 
 
 def sample_text(chat: ChatTemplate, sample: Sample, colours: bool, limit: int) -> Text:
@@ -138,11 +134,12 @@ def printable(text: str) -> str:
 
 def show(console: Console, chat: ChatTemplate, seen: Look, tally: Tally, args: Any) -> None:
     colours = console.color_system is not None
-    for sample in seen.samples:
+    for number, sample in enumerate(seen.samples, 1):
         record = sample.record
-        title = f"{record['id']} · {record.get('source', '')} · {len(sample.ids):,} tokens"
+        title = f"example {number}, from {record['source']} · {len(sample.ids):,} tokens"
         if args.mode == "keep":
             title += f", {sum(sample.mask):,} supervised"
+        title += f" · record {record['id']}"
         console.print(Text(printable(title), "bold reverse"), soft_wrap=True)
         console.print(sample_text(chat, sample, colours, args.characters), soft_wrap=True)
         if args.mode == "generate":

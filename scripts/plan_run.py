@@ -27,6 +27,7 @@ from aerie.verifier import find_fingerprint
 
 RESULTS = Path("results")
 STORE = RESULTS / "store"
+HARDWARE = Path("config/hardware.yaml")
 OUTPUTS = {
     "import_verifier": "verifier/fingerprint.json",
     "write_prompts": "prompts/self.json",
@@ -397,14 +398,14 @@ def choose_hardware(path: Path, name: str | None, gpus: bool) -> plan.Hardware:
         raise InputError(f"{path}: {name}: {error}") from None
 
 
-def make_plan(files: list[Path], hardware_file: Path, hardware_name: str | None) -> dict[str, Any]:
+def make_plan(files: list[Path], hardware_name: str | None) -> dict[str, Any]:
     """The whole plan, as `--json` prints it; sizes in bytes, times in seconds."""
     config = load_config(read_config([Path("config/config.yaml"), *files]))
     planned = dry_run(files)
     verifier, shape, weights = find_verifier(config)
     on_gpus = any(d.gpus for d in config.drafters.values())
     on_gpus = on_gpus or config.engine.tensor_parallel_size > 1
-    hardware = choose_hardware(hardware_file, hardware_name, on_gpus)
+    hardware = choose_hardware(HARDWARE, hardware_name, on_gpus)
     runs = earlier_runs(verifier, config.run)
     rates: dict[str, plan.Rate] = {}
     earlier: dict[str, Any] = {}
@@ -682,9 +683,8 @@ def main() -> None:
     parser.add_argument("config", type=Path, nargs="*", help="laid over config/config.yaml in turn")
     parser.add_argument("--json", action="store_true", help="for machines: bytes and seconds")
     parser.add_argument("--hardware", help="a machine of the table (default: the first that fits)")
-    parser.add_argument("--hardware-file", type=Path, default=Path("config/hardware.yaml"))
     args = parser.parse_args()
-    result = make_plan(args.config, args.hardware_file, args.hardware)
+    result = make_plan(args.config, args.hardware)
     if args.json:
         print(json.dumps(result, indent=1))
     else:

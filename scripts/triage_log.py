@@ -35,10 +35,9 @@ def main() -> int:
     parser = cli.parser(__doc__)
     parser.add_argument("log", help="file, or - for standard input")
     parser.add_argument("--json", action="store_true", help="all findings as a JSON list")
-    parser.add_argument("--patterns", type=Path, default=CATALOGUE, help="another catalogue")
     args = parser.parse_args()
     try:
-        findings = read(args.log, Catalogue.load(args.patterns))
+        findings = read(args.log, Catalogue.load(CATALOGUE))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -62,9 +62,7 @@ class Unusable(Exception):
 
 def final_norm(last: torch.Tensor, teacher: Teacher) -> torch.Tensor:
     """States after the verifier's final RMS norm: bf16 [T, hidden], computed in float32."""
-    x = last.float()
-    x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + teacher.eps) * teacher.norm
-    return x.to(torch.bfloat16)
+    return teacher.normed(last).to(torch.bfloat16)
 
 
 def _mean_square(last: torch.Tensor, teacher: Teacher) -> torch.Tensor:

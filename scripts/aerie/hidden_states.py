@@ -288,14 +288,17 @@ class Teacher:
         self.norm = weights["model.norm.weight"].float()
         self.eps = getattr(config, "rms_norm_eps", 1e-6)
 
+    def normed(self, last_states: torch.Tensor) -> torch.Tensor:
+        """States [T, hidden] after the final norm (RMS norm), float32."""
+        x = last_states.float()
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.norm
+
     def ranks(self, last_states: torch.Tensor, next_tokens: torch.Tensor) -> torch.Tensor:
         """How many tokens the head prefers to the chosen one: int64 [T], 0 for the best.
 
         `last_states` [T, hidden], `next_tokens` [T].
         """
-        x = last_states.float()
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.norm
-        logits = x @ self.head.T
+        logits = self.normed(last_states) @ self.head.T
         chosen = logits.gather(1, next_tokens.long()[:, None])
         return (logits > chosen).sum(1)
 
