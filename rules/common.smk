@@ -7,7 +7,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # So that a supervised job ends when this process is killed.
 os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
 
-from aerie.config import load_config
+from aerie.config import check_paths, load_config
 from aerie.files import InputError, write_json
 from aerie.verifier import check_config, checkpoint_state, find_sizes
 
@@ -87,6 +87,7 @@ FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
 CHECKED = as_json(CONFIG)
 # As soon as the verifier is on this machine, the same is found before anything runs.
 if workflow.is_main_process:
+    checked(check_paths, CONFIG)
     verifier = checked(find_sizes, CONFIG.verifier.source, Path("results"), CONFIG.run, Path(STORE))
     if verifier:
         checked(check_config, CONFIG, verifier)

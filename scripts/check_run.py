@@ -17,7 +17,7 @@ from rich.text import Text
 
 from aerie import cli
 from aerie import preflight as checks
-from aerie.config import load_config, read_config
+from aerie.config import check_paths, load_config, read_config
 from aerie.files import InputError
 from aerie.preflight import Finding
 from aerie.text import printable
@@ -63,6 +63,10 @@ def check(args: Any, start: float) -> list[Finding]:
             )
         except InputError as error:
             return [*findings, Finding("configuration", "error", str(error))]
+        try:
+            check_paths(config)
+        except InputError as error:
+            findings.append(Finding("configuration", "error", str(error)))
         findings += checks.check_verifier(config, args.store)
         findings += checks.check_endpoints(config.generation.endpoints)
         left = max(5.0, SECONDS - (time.monotonic() - start))

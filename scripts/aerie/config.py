@@ -467,6 +467,29 @@ def load_config(values: dict[str, Any]) -> Config:
         ) from None
 
 
+def check_paths(config: Config) -> None:
+    """Raise `InputError`, one line a fault, when files that are not made by the run are not there.
+
+    Not those of `corpus.sources`, which may be patterns: `reading.expand`.
+    """
+    sets = config.evaluation.prompt_sets.items()
+    starts = [(n, d.from_checkpoint) for n, d in config.drafters.items() if d.from_checkpoint]
+    faults = [
+        *(
+            f"evaluation.prompt_sets.{n}: {p}: no such file"
+            for n, p in sets
+            if not Path(p).is_file()
+        ),
+        *(
+            f"drafters.{n}.from_checkpoint: {p}: no such folder"
+            for n, p in starts
+            if not Path(p).is_dir()
+        ),
+    ]
+    if faults:
+        raise InputError("the configuration names what is not there:\n  " + "\n  ".join(faults))
+
+
 def _explain(fault: dict[str, Any]) -> tuple[str, str]:
     """Full name of the key, and the line about it."""
     # Pydantic adds the type that it tried to the place, and `[key]` to a wrong name in a table.

@@ -613,14 +613,6 @@ def _check_kind(raw: dict[str, Any], text: Any, config: Any) -> list[Finding]:
                     "",
                 )
             )
-        if drafter.from_checkpoint and not Path(drafter.from_checkpoint).is_dir():
-            findings.append(
-                Finding(
-                    "configuration",
-                    "error",
-                    f"drafters.{name}.from_checkpoint: {drafter.from_checkpoint}: no such folder",
-                )
-            )
     return findings
 
 

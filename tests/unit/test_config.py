@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aerie.config import Config, describe_config, load_config, read_config
+from aerie.config import Config, check_paths, describe_config, load_config, read_config
 from aerie.files import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,6 +108,23 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(InputError, match=rf"mine\.yaml.*{message}"):
         read_config([path])
+
+
+def test_files_that_are_not_there_are_named_with_their_keys(tmp_path):
+    there = tmp_path / "quiz.jsonl"
+    there.write_text("{}")
+    config = load_config(
+        {
+            "evaluation": {"prompt_sets": {"quiz": str(there), "exam": "gone.jsonl"}},
+            "drafters": {"a": {"from_checkpoint": "old/model"}, "b": {}},
+        }
+    )
+    with pytest.raises(InputError) as error:
+        check_paths(config)
+    assert str(error.value).splitlines()[1:] == [
+        "  evaluation.prompt_sets.exam: gone.jsonl: no such file",
+        "  drafters.a.from_checkpoint: old/model: no such folder",
+    ]
 
 
 def test_every_key_is_described():

@@ -227,10 +227,6 @@ def test_a_verifier_that_is_not_here_yet_is_left_to_the_run(tmp_path):
         ({"samples": {"max_length": 600}}, "handles 512"),
         ({"hidden_states": {"layer_ids": [2, 9]}}, "from 0 to 5"),
         ({"drafters": {"base": {"vocabulary": 5000}}}, "drafters.base.vocabulary"),
-        (
-            {"drafters": {"base": {"vocabulary": 128, "from_checkpoint": "/no/such"}}},
-            "no such folder",
-        ),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_an_error(verifier, tmp_path, sections, text):

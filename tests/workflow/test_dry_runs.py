@@ -187,6 +187,7 @@ def test_a_second_configuration_file_is_laid_over_the_first(finished, tmp_path):
         ("drafters={base: {learning_rat: 1}}", "did you mean 'learning_rate'?"),
         ("run=2023_02", "run: found 202302"),
         ("corpus={sources: [nowhere.jsonl]}", "nowhere.jsonl: no such file"),
+        ("evaluation={prompt_sets: {quiz: nowhere.jsonl}}", "prompt_sets.quiz: nowhere.jsonl"),
     ],
 )
 def test_a_wrong_value_stops_before_anything(project, change, message):
