@@ -64,6 +64,8 @@ def dry_run(files: list[Path]) -> dict[str, dict[str, Any]]:
         command += ["--configfile", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     text = done.stdout + done.stderr
+    if done.returncode and "\nerror: " in text:  # of the rules' own
+        raise InputError(text.rpartition("\nerror: ")[2].strip())
     if done.returncode:
         raise InputError("snakemake --dry-run: " + text.strip().split("Building DAG")[-1][-3000:])
     planned: dict[str, dict[str, Any]] = {}

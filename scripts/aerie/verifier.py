@@ -89,9 +89,16 @@ def find_sizes(source: str, results: Path, run: str, store: Path) -> dict[str, A
     """
     # A folder's own file: it may have changed since a run took its fingerprint.
     known = None if Path(source).is_dir() else find_fingerprint(source, results, run)
-    folder = None if known else find_verifier(source, store)
-    if folder is None:
+    if known:
         return known
+    try:
+        folder = find_verifier(source, store)
+    except (InputError, ImportError):
+        if Path(source).is_absolute() or source.startswith(".") or Path(source).is_dir():
+            raise
+        return None  # packages may be installed only where the jobs run (--sdm conda)
+    if folder is None:
+        return None
     config = read_json(folder / "config.json")
     config |= config.get("text_config") or {}
     names = {

