@@ -518,32 +518,9 @@ def run_training(
     packed, by split (`describe_packing`). Raises `TrainingFailed` when the last validation is
     missing, or when a shard is damaged.
     """
-    from speculators.train.distributed import maybe_destroy_distributed, maybe_setup_distributed
+    from speculators.train.distributed import maybe_destroy_distributed
 
-    gpu = torch.cuda.is_available() and settings["gpus"] > 0
-    if gpu:
-        # What torch's own hints ask for. The engine is left alone: TF32 would change its states.
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        torch.set_float32_matmul_precision("high")
-        if os.environ.get("RANK", "0") == "0":
-            logging.getLogger("speculators").info(
-                "set by Aerie: TF32 for float32 products, PYTORCH_ALLOC_CONF=%s",
-                os.environ["PYTORCH_ALLOC_CONF"],
-            )
-        maybe_setup_distributed()
-    else:
-        # speculators times its steps with this, which fails where there is no accelerator.
-        torch.accelerator.synchronize = lambda *_: None
-        checkpointer.get_current_device = lambda: "cpu"
-        if not computes_bf16():
-            muon._zeropower_via_newtonschulz = orthogonalize
-    seed = settings["seed"]
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    # The format of the computation, as speculators' autocast takes it; the weights are float32.
-    dtype = torch.bfloat16 if computes_bf16() else torch.float32
-
+    gpu, dtype = _set_up(settings)
     arguments = _speculators_arguments(settings, verifier, layer_ids, gpu, trust_remote_code)
     t2d, d2t = (torch.from_numpy(m) for m in maps) if maps else (None, None)
     size = len(d2t) if d2t is not None else None
@@ -557,34 +534,7 @@ def run_training(
         t2d = d2t = None
     model = build_draft_model(namespace, model_class, t2d, d2t, size)
 
-    length = settings["sequence_length"]
-    loaders: dict[str, ShardLoader] = {}
-    packing = {}
-    for split, (rows, places) in samples.items():
-        if not rows:
-            raise TrainingFailed(f"no {split} samples were extracted; nothing to train or judge by")
-        places_file = folder / f"{split}.places.json"
-        places_file.write_text(json.dumps(places), encoding="utf-8")
-        namespace.hidden_states_path = str(places_file)
-        transfer = HiddenStatesBackend.registry["aerie"].from_train_args(namespace, str(folder))
-        dataset = ShardDataset(rows, transfer, length, dtype)
-        sampler = PackSampler(dataset, length, seed, shuffle=split == "train")
-        collate = CollateFn(
-            length,
-            model.config.transformer_layer_config.hidden_size,
-            num_target_layers=len(layer_ids),
-            dtype=dtype,
-            preprocess=shift_batch,
-        )
-        loaders[split] = ShardLoader(dataset, sampler, collate, settings["loader_workers"])
-        packing[split] = describe_packing(dataset, sampler)
-        p = packing[split]
-        logger.info(
-            f"{split}: {p['samples']} samples in {p['sequences']} sequences of {length} tokens, "
-            f"{p['padding_share']:.1%} padding; {p['cut_samples']} longer than that, cut into "
-            f"{p['pieces']} pieces, {p['cut_supervised']} of the cuts within an answer"
-        )
-
+    loaders, packing = _make_loaders(samples, settings, namespace, model, folder, dtype)
     checkpoints = folder / "checkpoints"
     found = whole_checkpoints(checkpoints)
     train_kwargs, val_kwargs = model_class.get_trainer_kwargs(**arguments)
@@ -637,6 +587,74 @@ def run_training(
         _finish(trainer, metrics, folder, settings["epochs"], verifier_name)
     maybe_destroy_distributed()
     return packing
+
+
+def _set_up(settings: dict[str, Any]) -> tuple[bool, torch.dtype]:
+    """Prepare torch and speculators for this machine and seed; whether there are GPUs, and the
+    format of the computation, as speculators' autocast takes it (the weights are float32)."""
+    from speculators.train.distributed import maybe_setup_distributed
+
+    gpu = torch.cuda.is_available() and settings["gpus"] > 0
+    if gpu:
+        # What torch's own hints ask for. The engine is left alone: TF32 would change its states.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        torch.set_float32_matmul_precision("high")
+        if os.environ.get("RANK", "0") == "0":
+            logging.getLogger("speculators").info(
+                "set by Aerie: TF32 for float32 products, PYTORCH_ALLOC_CONF=%s",
+                os.environ["PYTORCH_ALLOC_CONF"],
+            )
+        maybe_setup_distributed()
+    else:
+        # speculators times its steps with this, which fails where there is no accelerator.
+        torch.accelerator.synchronize = lambda *_: None
+        checkpointer.get_current_device = lambda: "cpu"
+        if not computes_bf16():
+            muon._zeropower_via_newtonschulz = orthogonalize
+    seed = settings["seed"]
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return gpu, torch.bfloat16 if computes_bf16() else torch.float32
+
+
+def _make_loaders(
+    samples: dict[str, tuple[list[Row], list[tuple[str, int]]]],
+    settings: dict[str, Any],
+    namespace: "_Namespace",
+    model: torch.nn.Module,
+    folder: Path,
+    dtype: torch.dtype,
+) -> tuple[dict[str, ShardLoader], dict[str, dict[str, Any]]]:
+    """Loaders of packed sequences by split, and how the samples were packed."""
+    length = settings["sequence_length"]
+    loaders: dict[str, ShardLoader] = {}
+    packing = {}
+    for split, (rows, places) in samples.items():
+        if not rows:
+            raise TrainingFailed(f"no {split} samples were extracted; nothing to train or judge by")
+        places_file = folder / f"{split}.places.json"
+        places_file.write_text(json.dumps(places), encoding="utf-8")
+        namespace.hidden_states_path = str(places_file)
+        transfer = HiddenStatesBackend.registry["aerie"].from_train_args(namespace, str(folder))
+        dataset = ShardDataset(rows, transfer, length, dtype)
+        sampler = PackSampler(dataset, length, settings["seed"], shuffle=split == "train")
+        collate = CollateFn(
+            length,
+            model.config.transformer_layer_config.hidden_size,
+            num_target_layers=len(namespace.target_layer_ids),
+            dtype=dtype,
+            preprocess=shift_batch,
+        )
+        loaders[split] = ShardLoader(dataset, sampler, collate, settings["loader_workers"])
+        packing[split] = describe_packing(dataset, sampler)
+        p = packing[split]
+        logger.info(
+            f"{split}: {p['samples']} samples in {p['sequences']} sequences of {length} tokens, "
+            f"{p['padding_share']:.1%} padding; {p['cut_samples']} longer than that, cut into "
+            f"{p['pieces']} pieces, {p['cut_supervised']} of the cuts within an answer"
+        )
+    return loaders, packing
 
 
 def _finish(
