@@ -64,7 +64,7 @@ lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
 	@# Not followed: constants in shell lines (one script a rule, the same folders everywhere),
 	@# helpers beside the rules they serve, a folder param beside the files in it, PATH.
 	@! $(snakemake) --lint 2>&1 | grep '^    \* ' | grep -vE \
-		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG|MAX_GIB|SUPERVISE) |variable (PATH|HF_HUB)|Mixed rules|is a prefix of'
+		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG|MAX_GIB|SUPERVISE|rule) |variable (PATH|HF_HUB|AERIE_)|Mixed rules|is a prefix of'
 
 # Each prints a table and writes results/benchmarks/<name>.json.
 BENCHMARKS := matmul pack_states write_states read_states pack_samples load_samples extract_states \
