@@ -81,6 +81,7 @@ def main() -> None:
             staging_bytes=staging.limit if staging else 0,
             min_kept_share=args.min_kept_share,
             beat=bar.beat,
+            enter=bar.enter,
         )
         counts["seconds"] = round(time.monotonic() - start, 1)
         bar.enter("finishing")

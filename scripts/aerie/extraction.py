@@ -3,6 +3,9 @@
 The main thread feeds the engine and takes what it computed; writer threads read the states back,
 check, compress and write them. What fails is tried again alone, then left out with its reason.
 
+Lanes of two runs may want the same shards: one that somebody else has in work (a lease beside it,
+`aerie.leases`) is left for the end, and then found there, or made when the other is gone.
+
 The engine computes one shard at a time. In bf16 a sample's states depend in their last bits on what
 it is batched with, so only a shard that is computed by itself is the same whatever happened before.
 """
@@ -12,6 +15,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -33,10 +37,14 @@ from aerie.hidden_states import (
     checksum,
     file_checksum,
 )
+from aerie.leases import POLL_SECONDS, Leases, lease_path
 from aerie.samples import Row
 
 MAX_ENGINES = 3
 """Engines a lane starts: one that dies twice over the same sample may go on without it."""
+
+MAX_WRITING = 8
+"""Shards that wait for a writer, at most; those after them stay free for other lanes."""
 
 FEWEST_FOR_A_VERDICT = 8
 """Samples with the same fault in a shard from which on the fault is not theirs."""
@@ -145,7 +153,8 @@ def check_room(store: Store, tokens: int, max_gib: float | None) -> None:
 class LaneWork:
     """What a lane still has to do.
 
-    `missing`: shards that are absent, or were damaged and have been moved aside. `found`: samples
+    `missing`: shards that are absent, in somebody's work, or were damaged and have been moved
+    aside. `found`: samples
     of theirs that another shard holds, by key: file and position. `left_out`: samples that the
     present shards lack, with the reason. `keys`: the key of each sample by its id.
     """
@@ -157,10 +166,15 @@ class LaneWork:
         }
         self.present: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
-        self.missing = [s for s in shards if not self._usable(s)]
+        leased = {p.name for p in store.folder.glob(".*.lease")}
+        self.missing = [
+            s
+            for s in shards
+            if lease_path(store.path(s["id"])).name in leased or not self.usable(s)
+        ]
         self.found = store.find_samples({self.keys[i] for s in self.missing for i in s["samples"]})
 
-    def _usable(self, shard: dict[str, Any]) -> bool:
+    def usable(self, shard: dict[str, Any]) -> bool:
         """Whether the shard is there and what its name says; one that is not is moved aside."""
         path = self.store.path(shard["id"])
         if not path.is_file():
@@ -220,16 +234,16 @@ class LaneWork:
         sizes = [sum(len(self.rows[i].input_ids) for i in s["samples"]) for s in self.missing]
         return 3 * max(sizes, default=0) * self.store.convention.bytes_per_token()
 
-    def batches(self) -> list[list[Row]]:
-        """The rows to extract of each missing shard, longest first.
+    def batches(self) -> list[tuple[dict[str, Any], list[Row]]]:
+        """The missing shards, each with its rows to extract, longest first.
 
         So no long one is left for the end, when the engine has little else to do beside it.
         """
         found = []
         for shard in self.missing:
             rows = [self.rows[i] for i in shard["samples"] if self.keys[i] not in self.found]
-            found.append(sorted(rows, key=lambda r: -len(r.input_ids)))
-        return [rows for rows in found if rows]
+            found.append((shard, sorted(rows, key=lambda r: -len(r.input_ids))))
+        return found
 
 
 # The teacher's word on captured states
@@ -284,9 +298,13 @@ class Filler:
         staging_bytes: int,
         min_kept_share: float,
         beat: Callable[[], None],
+        enter: Callable[[str], None],
+        leases: Leases,
     ):
         self.work, self.progress, self.limit = work, progress, staging_bytes
-        self.beat = beat
+        self.beat, self.enter, self.leases = beat, enter, leases
+        self.adopted = 0
+        self.awaited = 0
         wanted = len(work.keys)
         self.may_lose = wanted - math.ceil(min_kept_share * wanted)
         self.min_kept_share = min_kept_share
@@ -325,13 +343,10 @@ class Filler:
         writers = 2 if len(cores) > 1 else 1
         self.pool = concurrent.futures.ThreadPoolExecutor(writers, initializer=prepare)
         with self.pool:  # whatever happens, shards whose samples have come are written
-            for shard in self.work.missing:
-                if not self.waiting[shard["id"]]:
-                    self.submit(shard)
             engines = 0
             while self.todo or self.batch or self.again or self.writing:
-                if not (self.todo or self.batch or self.again):
-                    self.collect(wait=True)
+                if not (self.batch or self.again or self.begin()):
+                    self.wait()
                     continue
                 engines += 1
                 try:
@@ -369,13 +384,56 @@ class Filler:
             elif self.again:
                 identity = self.again.popleft()
                 yield self.request(identity, f"{identity}-again")
-            elif self.todo and (self.fits(self.todo[0]) or not self.writing):
-                self.batch.extend(self.todo.popleft())
-                self.staged |= {r.id: self.size(r) for r in self.batch}
-            elif self.writing:
-                self.collect(wait=True)
+            elif self.begin():
+                continue
+            elif self.todo or self.writing:
+                self.wait()
             else:
                 return
+
+    def begin(self) -> bool:
+        """Take up the next shard that has samples to extract and is in nobody else's work."""
+        for _ in range(len(self.todo)):
+            shard, rows = self.todo[0]
+            if len(self.writing) >= MAX_WRITING or (self.writing and not self.fits(rows)):
+                return False
+            if not self.leases.take(self.work.store.path(shard["id"])):
+                self.todo.rotate(-1)
+                continue
+            self.todo.popleft()
+            if self.awaited:
+                self.awaited = 0
+                self.enter("working")
+            if self.work.usable(shard):
+                self.adopt(shard)
+            elif not rows:
+                self.submit(shard)
+            else:
+                self.batch.extend(rows)
+                self.staged |= {r.id: self.size(r) for r in rows}
+                return True
+        return False
+
+    def adopt(self, shard: dict[str, Any]) -> None:
+        """Take in a shard that somebody else made meanwhile."""
+        self.adopted += sum(self.work.keys[i] not in self.work.found for i in shard["samples"])
+        left_out = self.work.left_out
+        self.quarantined |= {i: left_out[i] for i in shard["samples"] if i in left_out}
+        self.leases.release(self.work.store.path(shard["id"]))
+        self.progress(len(self.came) + self.adopted, self.tokens)
+
+    def wait(self) -> None:
+        """Wait for a writer, or for somebody else's shards when nothing else is left."""
+        if self.writing:
+            self.collect(wait=True)
+        elif self.todo:
+            if self.awaited != len(self.todo):
+                self.awaited = len(self.todo)
+                who = self.leases.holder(self.work.store.path(self.todo[0][0]["id"]))
+                print(f"waits for {self.awaited} shards that {who or 'another'} makes", flush=True)
+                self.enter("waiting")
+            self.beat()
+            time.sleep(POLL_SECONDS)
 
     def fits(self, rows: list[Row]) -> bool:
         return sum(self.staged.values()) + sum(map(self.size, rows)) <= self.limit
@@ -397,7 +455,7 @@ class Filler:
             self.came.add(identity)
             self.tokens += len(answer.prompt)
         self.done_with(identity)
-        self.progress(len(self.came), self.tokens)
+        self.progress(len(self.came) + self.adopted, self.tokens)
 
     def fail(self, identity: str, reason: str) -> None:
         """The first time a sample is put back, to be tried alone; the second time left out."""
@@ -434,6 +492,7 @@ class Filler:
             for identity, reason in wrong.items():
                 self.fail(identity, reason)
             if not wrong:
+                self.leases.release(self.work.store.path(shard["id"]))
                 for identity in shard["samples"]:
                     self.staged.pop(identity, None)
 
@@ -544,21 +603,25 @@ def fill(
     staging_bytes: int,
     min_kept_share: float,
     beat: Callable[[], None] = lambda: None,
+    enter: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Extract what is missing and write the shards; return counts and the quarantined samples.
 
     The engine is started only when a sample has to be extracted. `progress(samples, tokens)`.
     `staging_bytes`: states that may wait for their shard at a time. `beat` is called for each
-    sample that was written, by the threads that write: the engine may wait for them. Raises
+    sample that was written, by the threads that write: the engine may wait for them, and while
+    shards are waited for that another run makes; `enter` is told so (`waiting`). Raises
     `InputError` as soon as fewer than `min_kept_share` of the lane's samples can be kept,
     `BadStates` when what the engine gives is wrong throughout, `EngineDied`.
     """
-    filler = Filler(work, teacher, progress, staging_bytes, min_kept_share, beat)
     copied = sum(work.keys[i] in work.found for s in work.missing for i in s["samples"])
-    filler.run(start_engine)
+    with Leases() as leases:
+        filler = Filler(work, teacher, progress, staging_bytes, min_kept_share, beat, enter, leases)
+        filler.run(start_engine)
     return {
         "extracted_samples": len(filler.came),
         "extracted_tokens": filler.tokens,
+        "adopted_samples": filler.adopted,
         "copied_samples": copied,
         "quarantined": filler.quarantined,
     }

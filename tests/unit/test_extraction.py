@@ -1,8 +1,11 @@
 """A lane with a stand-in for the engine, so that each fault can be forced."""
 
+import concurrent.futures
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from aerie.engine import Answer, EngineDied, Failure
 from aerie.extraction import LaneWork, check_room, describe_lane, fill
 from aerie.files import InputError
 from aerie.hidden_states import BadStates, Convention, Shard, Store, sample_key
+from aerie.leases import Leases, lease_path
 from aerie.manifest import broken_shards
 from aerie.samples import Row, describe_shard
 
@@ -104,7 +108,7 @@ class FakeEngine:
 
 
 class Lane:
-    def __init__(self, root: Path, samples: list[Row], size: int = 12):
+    def __init__(self, root: Path, samples: list[Row], size: int = 12, folder: str = "staging"):
         self.store = Store(root / "store", CONVENTION)
         self.rows = {r.id: r for r in samples}
         self.shards = [
@@ -112,10 +116,10 @@ class Lane:
         ]
         largest = max(s["tokens"] for s in self.shards)
         self.two_shards = 2 * largest * CONVENTION.bytes_per_token()
-        self.folder = root / "staging"
+        self.folder = root / folder
         self.folder.mkdir(exist_ok=True)
 
-    def run(self, spoil=lambda n, key, states: states, floor=0.9, limit=1 << 30):
+    def run(self, spoil=lambda n, key, states: states, floor=0.9, limit=1 << 30, **more):
         self.engine = FakeEngine(self.folder, spoil)
         work = LaneWork(self.store, self.rows, self.shards)
         counts = fill(
@@ -125,6 +129,7 @@ class Lane:
             lambda *_: None,
             staging_bytes=limit,
             min_kept_share=floor,
+            **more,
         )
         return describe_lane(work, counts, floor)
 
@@ -445,3 +450,66 @@ def test_staging_lies_on_disk_where_memory_is_small(tmp_path, monkeypatch):
         assert found.folder.parent == tmp_path
     with pytest.raises(InputError, match="GiB are free"):
         staging.Staging(1 << 60)
+
+
+# Two runs on one store
+
+
+def waiting_lane(lane, monkeypatch, name="other"):
+    """A second lane with the same shards and a staging folder of its own."""
+    monkeypatch.setattr(extraction, "POLL_SECONDS", 0.05)
+    return Lane(lane.folder.parent, list(lane.rows.values()), folder=name)
+
+
+def slowly(n, key, states):
+    time.sleep(0.02)
+    return states
+
+
+def test_two_lanes_of_one_store_share_the_work_and_make_nothing_twice(lane, monkeypatch):
+    other = waiting_lane(lane, monkeypatch)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        one, two = (x.result() for x in [pool.submit(x.run, slowly) for x in (lane, other)])
+    assert sorted(lane.engine.asked + other.engine.asked) == sorted(lane.rows)
+    assert one["shards"] == two["shards"]
+    assert one["samples"] == len(lane.rows)
+    assert one["extracted_samples"] + one["adopted_samples"] == len(lane.rows)
+    assert two["adopted_samples"] == one["extracted_samples"] > 0
+    assert not list(lane.store.folder.glob(".*"))
+
+
+def test_a_lane_waits_for_what_another_makes_and_starts_no_engine_for_it(lane, monkeypatch, capsys):
+    other = waiting_lane(lane, monkeypatch)
+    whole = lane.run()
+    for shard in lane.shards[1:]:
+        lane.store.path(shard["id"]).rename(lane.store.path(shard["id"]).with_suffix(".later"))
+    phases = []
+
+    def make_the_rest():
+        while "waiting" not in phases:
+            time.sleep(0.01)
+        for shard in lane.shards[1:]:
+            path = lane.store.path(shard["id"])
+            path.with_suffix(".later").rename(path)
+            holder.release(path)
+
+    with Leases() as holder, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for shard in lane.shards[1:]:
+            assert holder.take(lane.store.path(shard["id"]))
+        pool.submit(make_the_rest)
+        done = other.run(enter=phases.append)
+    assert other.engine.started == 0
+    assert done["shards"] == whole["shards"]
+    assert f"process {os.getpid()} on " in capsys.readouterr().out
+
+
+def test_shards_of_a_lane_that_vanished_are_taken_over(lane, monkeypatch):
+    monkeypatch.setattr("aerie.leases.EXPIRY_SECONDS", 0.3)
+    other = waiting_lane(lane, monkeypatch)
+    lane.store.folder.mkdir(parents=True)
+    for shard in lane.shards:
+        lease = lease_path(lane.store.path(shard["id"]))
+        lease.write_text('{"machine": "another", "process": 1, "token": "x"}')
+    done = other.run()
+    assert done["extracted_samples"] == len(lane.rows)
+    assert not list(lane.store.folder.glob(".*"))
