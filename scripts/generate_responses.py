@@ -123,6 +123,7 @@ def main() -> None:
     start = time.monotonic()
     captured = {"shards": 0, "tokens": 0, "failed": []}
     load_seconds = 0.0
+    adopted = 0
     if missing:
         model = Path(verifier["path"])
         template = ChatTemplate.load(model, args.trust_remote_code)
@@ -161,7 +162,15 @@ def main() -> None:
                     open_engine(args, model_name, template, model, layer_ids, folder, progress)
                 )
                 load_seconds = time.monotonic() - start
-                responses.generate(
+                told = set()
+
+                def idle(words):
+                    if words not in told:
+                        told.add(words)
+                        print(words, flush=True)
+                    progress.beat()
+
+                adopted = responses.generate(
                     engine,
                     splits,
                     template,
@@ -170,6 +179,7 @@ def main() -> None:
                     known,
                     capture,
                     lambda done, tokens: progress.update(done, f"{tokens} tokens", tokens=tokens),
+                    idle,
                 )
         except endpoint.EndpointError as error:
             if not stored.keys() >= set(wanted):
@@ -189,8 +199,8 @@ def main() -> None:
             "verifier": verifier["fingerprint"],
             "sampling": vars(sampling),
             **responses.describe(known, wanted),
-            "reused": len(wanted) - missing,
-            "generated": missing,
+            "reused": len(wanted) - missing + adopted,
+            "generated": missing - adopted,
             "captured": captured,
             "load_seconds": round(load_seconds, 1),
             "seconds": round(time.monotonic() - start, 1),

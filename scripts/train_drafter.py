@@ -5,12 +5,22 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 
 from aerie import cli
-from aerie.files import digest, digest_file, read_json, sync_folder, write_bytes, write_json
+from aerie.files import (
+    InputError,
+    digest,
+    digest_file,
+    read_json,
+    sync_folder,
+    write_bytes,
+    write_json,
+)
+from aerie.leases import POLL_SECONDS, Leases
 from aerie.progress import JobProgress
 from aerie.samples import read_samples
 
@@ -37,8 +47,12 @@ def main() -> None:
     rows = read_samples(args.samples)
     folder = args.store / "drafters" / _key(args, verifier, lanes)
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "done.json").is_file():
-        _train(args, verifier, lanes, rows, folder)
+    log = args.progress_log if os.environ.get("RANK", "0") == "0" else None
+    with Leases() as leases, JobProgress("train_drafter", 0, "steps", log, "loading") as bar:
+        if os.environ.get("RANK", "0") == "0":
+            _take(folder, leases, bar)
+        if not (folder / "done.json").is_file():
+            _train(args, verifier, lanes, rows, folder, leases, bar)
     if os.environ.get("RANK", "0") == "0":
         copy_folder(folder / "model", args.model)
         write_bytes(args.metrics, (folder / "metrics.jsonl").read_bytes())
@@ -64,14 +78,41 @@ def _key(args, verifier, lanes) -> str:
     )
 
 
-def _train(args, verifier, lanes, rows, folder: Path) -> None:
-    from aerie.training import place_samples, read_metrics, run_training
+def _take(folder: Path, leases: Leases, bar: JobProgress) -> None:
+    """Have the training in `folder` to ourselves, or find it done by who had it.
+
+    Raises `InputError` for a training on several GPUs: the other ranks would not wait as long.
+    """
+    told = None
+    while not (folder / "done.json").is_file() and not leases.take(folder):
+        who = leases.holder(folder) or told or "another process"
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                f"{folder}: {who} trains this very drafter now; wait until it has, then run again: "
+                "the drafter is found there"
+            )
+        if who != told:
+            told = who
+            print(f"waits for {folder}, which {who} trains now", flush=True)
+            bar.enter("waiting")
+        bar.beat()
+        time.sleep(POLL_SECONDS)
+    bar.enter("loading")
+
+
+def _train(args, verifier, lanes, rows, folder: Path, leases: Leases, bar: JobProgress) -> None:
+    from aerie.training import TrainingFailed, place_samples, read_metrics, run_training
 
     maps = None
     if args.vocabulary:
         maps = tuple(np.load(args.vocabulary / f"{n}.npy") for n in ("t2d", "d2t"))
-    log = args.progress_log if os.environ.get("RANK", "0") == "0" else None
-    bar = JobProgress("train_drafter", 0, "steps", log, phase="loading")
+
+    def before_writing():
+        if leases.lost(folder):
+            raise TrainingFailed(
+                f"{folder}: {leases.holder(folder) or 'another process'} took this training over "
+                "while this one did not run; nothing was written over. Run again: it waits for it"
+            )
 
     def on_step(line):
         if not line.get("validation"):
@@ -88,9 +129,9 @@ def _train(args, verifier, lanes, rows, folder: Path) -> None:
         folder=folder,
         on_step=on_step,
         progress=bar,
+        before_writing=before_writing,
         trust_remote_code=args.trust_remote_code,
     )
-    bar.close()
     if os.environ.get("RANK", "0") == "0":
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         lines = read_metrics(folder / "metrics.jsonl")

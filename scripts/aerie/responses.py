@@ -7,8 +7,8 @@ the reply, in small files written whole; a killed job loses at most the last few
 import concurrent.futures
 import hashlib
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from aerie.engine import Answer, Engine, Failure, Request, read_captured
 from aerie.extraction import check_room, misled, put_shard
 from aerie.files import InputError, digest, read_json_lines, write_json_lines
 from aerie.hidden_states import BadStates, Sample, Store, Teacher
+from aerie.leases import POLL_SECONDS, Leases
 from aerie.samples import Dropped, Row, describe_shard, group_by_shard, rows_of_answer
 
 RESPONSES_VERSION = 1
@@ -26,6 +27,8 @@ RESPONSES_VERSION = 1
 
 FLUSH_ANSWERS = 32
 FLUSH_SECONDS = 20.0
+GROUP = 64
+"""Mean number of records that a run answers under one lease, where it makes no shards of them."""
 TEACHER_TOKENS = 8
 """Generated tokens of a sample that the teacher compares with its captured states."""
 
@@ -63,6 +66,7 @@ class AnswerStore:
 
     def __init__(self, root: Path, key: str):
         self.folder = Path(root) / "answers" / key
+        self._known: set[Path] = set()
         self._fresh: list[dict[str, Any]] = []
         self._flushed = time.monotonic()
 
@@ -71,8 +75,16 @@ class AnswerStore:
 
         Those marked `again` give way to others for the same record.
         """
+        return self._read(sorted(self.folder.glob("*.jsonl.zst")), wanted)
+
+    def load_new(self) -> dict[str, dict[str, Any]]:
+        """All answers in files that came since, and that we did not write."""
+        return self._read(sorted(set(self.folder.glob("*.jsonl.zst")) - self._known), None)
+
+    def _read(self, files: list[Path], wanted: set[str] | None) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
-        for path in sorted(self.folder.glob("*.jsonl.zst")):
+        for path in files:
+            self._known.add(path)
             try:
                 for answer in read_json_lines(path):
                     if wanted is not None and answer["id"] not in wanted:
@@ -91,8 +103,9 @@ class AnswerStore:
 
     def flush(self) -> None:
         if self._fresh:
-            name = digest([a["id"] for a in self._fresh])
-            write_json_lines(self.folder / f"{name}.jsonl.zst", self._fresh)
+            path = self.folder / f"{digest([a['id'] for a in self._fresh])}.jsonl.zst"
+            write_json_lines(path, self._fresh)
+            self._known.add(path)
         self._fresh = []
         self._flushed = time.monotonic()
 
@@ -191,25 +204,29 @@ def _never() -> bool:
 
 def converse(
     engine: Engine | Endpoints,
-    records: list[dict[str, Any]],
+    records: Iterable[dict[str, Any] | None],
     template: ChatTemplate,
     sampling: Sampling,
     hold: Callable[[], bool] = _never,
 ) -> Iterator[tuple[Conversation, Answer | None]]:
     """Hold all conversations with the engine at once; yield each when it has ended.
 
-    With it comes the answer to its last turn (None when nothing could be asked). While `hold()`
-    no conversation is begun beside those that are under way.
+    With it comes the answer to its last turn (None when nothing could be asked). `records` is drawn
+    from lazily; a None among them says that there is none now, though others are under way. While
+    `hold()` no conversation is begun beside those that are under way.
     """
-    waiting = deque(records)
+    waiting = iter(records)
     ready: deque[Request] = deque()
     talking: dict[str, Conversation] = {}
     refused: list[Conversation] = []
 
     def requests() -> Iterator[Request | None]:
         while True:
-            while not ready and waiting and not (talking and hold()):
-                conversation = Conversation(waiting.popleft(), template, sampling)
+            while not ready and not (talking and hold()):
+                record = next(waiting, None)
+                if record is None:
+                    break
+                conversation = Conversation(record, template, sampling)
                 request = conversation.next_request()
                 if request is None:
                     refused.append(conversation)
@@ -253,7 +270,7 @@ class Capture:
     earlier run), one whose states fail a check, and one that is begun while `staging_bytes` of
     states wait for others already. `max_gib`: see `extraction.check_room`; what does not fit on
     the disk any more stops the job. `beat`: called for each sample written, by the thread that
-    writes.
+    writes. `written`: called by it with the number of each group that it is done with.
     """
 
     def __init__(
@@ -285,6 +302,7 @@ class Capture:
         self.shards = 0
         self.tokens = 0
         self.failed: list[str] = []
+        self.written: Callable[[int], None] = lambda _: None
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._writing: list[concurrent.futures.Future[None]] = []
 
@@ -371,10 +389,86 @@ class Capture:
             self.failed.append(str(error))
         finally:
             self._remove(group)
+            self.written(group)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
         self._busy()
+
+
+class Groups:
+    """Records to answer, group by group, with a lease on each: what another run answers now comes
+    last, and is then found in the store, or answered when the other is gone.
+
+    Iterate over it as long as `left` says so; a None says that there is nothing now. `adopt(row)`
+    is called with each answer that another run gave meanwhile; `idle(words)` again and again
+    while there is nothing to do but wait for another run.
+    """
+
+    def __init__(
+        self,
+        groups: list[list[dict[str, Any]]],
+        known: dict[str, dict[str, Any]],
+        answers: AnswerStore,
+        leases: Leases,
+        adopt: Callable[[dict[str, Any]], None],
+        idle: Callable[[str], None],
+    ):
+        self.answers, self.leases, self.adopt, self.idle = answers, leases, adopt, idle
+        self.paths = [answers.folder / digest([r["id"] for r in group]) for group in groups]
+        self.group_of = {r["id"]: n for n, group in enumerate(groups) for r in group}
+        self.todo = deque(
+            (n, missing)
+            for n, group in enumerate(groups)
+            if (missing := [r for r in group if r["id"] not in known])
+        )
+        self.open: Counter[int] = Counter()
+        self._others: dict[str, dict[str, Any]] = {}
+        self._records = self._draw()
+
+    def left(self) -> bool:
+        return bool(self.todo)
+
+    def __iter__(self) -> Iterator[dict[str, Any] | None]:
+        return self._records
+
+    def _draw(self) -> Iterator[dict[str, Any] | None]:
+        while self.todo:
+            for _ in range(len(self.todo)):
+                group, missing = self.todo[0]
+                if self.leases.take(self.paths[group]):
+                    self.todo.popleft()
+                    yield from self._begin(group, missing)
+                    break
+                self.todo.rotate(-1)
+            else:
+                if not self.open.total():
+                    who = self.leases.holder(self.paths[self.todo[0][0]]) or "another"
+                    self.idle(f"waits for {len(self.todo)} groups of records that {who} answers")
+                    time.sleep(POLL_SECONDS)
+                else:
+                    yield None
+
+    def _begin(self, group: int, missing: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        self._others |= self.answers.load_new()
+        wanted = []
+        self.open[group] = len(missing)
+        for record in missing:
+            found = self._others.pop(record["id"], None)
+            if found is None or found.get("again"):
+                wanted.append(record)
+            else:
+                self.adopt(found)
+        yield from wanted
+
+    def ended(self, identity: str) -> int | None:
+        """Say that a record has its answer; the number of its group when that was the last one."""
+        group = self.group_of[identity]
+        self.open[group] -= 1
+        return None if self.open[group] else group
+
+    def release(self, group: int) -> None:
+        self.leases.release(self.paths[group])
 
 
 def generate(
@@ -386,43 +480,68 @@ def generate(
     known: dict[str, dict[str, Any]],
     capture: Capture | None,
     progress: Callable[[int, int], None],
-) -> None:
+    idle: Callable[[str], None] = lambda _: None,
+) -> int:
     """Answer the records of all splits that are not `known`; keep each answer as it comes.
 
-    `progress(records, tokens)`: called with what is done so far. Raises `EndpointError` when no
-    endpoint works any more, with the number of answers that were kept.
+    Returns how many answers came from another run meanwhile. `progress(records, tokens)`: called
+    with what is done so far; `idle(words)` while there is nothing to do but wait for another run
+    that answers the same records. Raises `EndpointError` when no endpoint works any more, with the
+    number of answers that were kept.
     """
-    missing = []
-    for records in splits.values():
-        for record in records:
-            if record["id"] not in known:
-                missing.append(record)
-            elif capture is not None:
-                capture.take(known[record["id"]], None)
-    tokens = 0
-    try:
-        for done, (conversation, answer) in enumerate(
-            converse(engine, missing, template, sampling, capture.full if capture else _never), 1
-        ):
-            row = conversation.row()
-            answers.add(row)
-            known[row["id"]] = row
-            if capture is not None:
-                if isinstance(answer, Failure) and answer.tokens:
-                    capture.failed.append(answer.reason)
-                capture.take(row, answer.states if answer else None)
-            tokens += sum(e - s for x in row.get("samples", []) for s, e in x["spans"])
-            progress(done, tokens)
-    except EndpointError as error:
-        wanted = sum(map(len, splits.values()))
-        raise EndpointError(
-            f"{error}{len(known)} of {wanted} records have their answers, and these are kept; "
-            "see that the endpoints run, then run again: it goes on from there"
-        ) from None
-    finally:
-        answers.flush()
     if capture is not None:
-        capture.close()
+        groups = [records for _, records in capture.groups]
+    else:
+        groups = [
+            [records[p] for p in positions]
+            for records in splits.values()
+            for positions in group_by_shard(records, GROUP)
+        ]
+    done = tokens = asked = 0
+
+    def end(row: dict[str, Any], states: Path | None) -> None:
+        nonlocal done
+        known[row["id"]] = row
+        done += 1
+        whole = work.ended(row["id"])
+        if whole is not None:
+            answers.flush()
+        if capture is not None:
+            capture.take(row, states)
+        elif whole is not None:
+            work.release(whole)
+        progress(done, tokens)
+
+    with Leases() as leases:
+        work = Groups(groups, known, answers, leases, lambda row: end(row, None), idle)
+        if capture is not None:
+            capture.written = work.release
+            for identity in list(known):
+                if identity in capture.group_of:
+                    capture.take(known[identity], None)
+        try:
+            while work.left():
+                for conversation, answer in converse(
+                    engine, work, template, sampling, capture.full if capture else _never
+                ):
+                    row = conversation.row()
+                    asked += 1
+                    answers.add(row)
+                    if capture is not None and isinstance(answer, Failure) and answer.tokens:
+                        capture.failed.append(answer.reason)
+                    tokens += sum(e - s for x in row.get("samples", []) for s, e in x["spans"])
+                    end(row, answer.states if answer else None)
+        except EndpointError as error:
+            wanted = sum(map(len, splits.values()))
+            raise EndpointError(
+                f"{error}{len(known)} of {wanted} records have their answers, and these are kept; "
+                "see that the endpoints run, then run again: it goes on from there"
+            ) from None
+        finally:
+            answers.flush()
+        if capture is not None:
+            capture.close()
+    return done - asked
 
 
 def describe(known: dict[str, dict[str, Any]], wanted: list[str]) -> dict[str, Any]:

@@ -320,13 +320,14 @@ def find_garbage(store: Path, named: Named) -> list[Garbage]:
 
 
 def _stale_temporaries(store: Path) -> Iterator[Path]:
-    """Temporary files of `files.whole_file` and folders of a verifier's import.
+    """Temporary files of `files.whole_file`, leases and folders of a verifier's import.
 
     Stale when untouched for a day, or when the process whose id they bear has ended. Processes
     of other machines cannot be seen, so such a file must also be untouched for an hour.
     """
     now = time.time()
-    for path in [*store.rglob(".*.tmp"), *store.glob("verifiers/.import-*")]:
+    leases = store.rglob(".*.lease*")
+    for path in [*store.rglob(".*.tmp"), *leases, *store.glob("verifiers/.import-*")]:
         try:
             age = now - path.stat().st_mtime
         except FileNotFoundError:

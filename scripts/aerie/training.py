@@ -372,7 +372,8 @@ class ShardTrainer(Trainer):
     position in the epoch included, `step-N/order.json` what the order of the samples was (see
     `describe_order`). Only the newest is kept. No random number is drawn after the weights are
     made and each epoch's order comes from the seed and the epoch alone, so there is no other
-    random state to keep. `progress` is told what the trainer is at.
+    random state to keep. `progress` is told what the trainer is at; `before_writing` is called
+    before a checkpoint is, and may raise.
     """
 
     def __init__(
@@ -381,11 +382,13 @@ class ShardTrainer(Trainer):
         checkpoints: Path,
         order: dict[str, Any],
         progress: JobProgress,
+        before_writing: Callable[[], None],
         **kwargs: Any,
     ):
         self.checkpoints = checkpoints
         self.order = order
         self.progress = progress
+        self.before_writing = before_writing
         super().__init__(*args, **kwargs)
 
     def setup_trainer(self) -> None:
@@ -418,6 +421,7 @@ class ShardTrainer(Trainer):
 
     def _save(self, epoch: int, local_step: int) -> None:
         before = self.progress.phase
+        self.before_writing()
         self.progress.enter("saving")
         temporary = self.checkpoints / ".writing"
         if self.rank == 0:
@@ -507,6 +511,7 @@ def run_training(
     folder: Path,
     on_step: Callable[[dict[str, Any]], None],
     progress: JobProgress,
+    before_writing: Callable[[], None] = lambda: None,
     trust_remote_code: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Train in `folder` from its last whole checkpoint on; leave `model/` and `metrics.jsonl`.
@@ -514,8 +519,9 @@ def run_training(
     `settings`: the keys of a drafter in the configuration. `verifier_name`: what the drafter's
     configuration calls the verifier. `layer_ids`: those fed to the
     drafter. `maps`: `t2d`, `d2t`; None for the full vocabulary. `on_step(line)` gets each metrics
-    line. `progress`: told of the phases and of the steps to do. Returns how the samples were
-    packed, by split (`describe_packing`). Raises `TrainingFailed` when the last validation is
+    line. `progress`: told of the phases and of the steps to do. `before_writing`: called before a
+    checkpoint or the model is written; what it raises ends the training. Returns how the samples
+    were packed, by split (`describe_packing`). Raises `TrainingFailed` when the last validation is
     missing, or when a shard is damaged.
     """
     from speculators.train.distributed import maybe_destroy_distributed, maybe_setup_distributed
@@ -618,6 +624,7 @@ def run_training(
         checkpoints=checkpoints,
         order=order,
         progress=progress,
+        before_writing=before_writing,
     )
     progress.begin(trainer.global_step, total)
     metrics = folder / "metrics.jsonl"
@@ -634,6 +641,7 @@ def run_training(
         raise TrainingFailed(message) from error
     if trainer.rank == 0:
         metrics_logger.removeHandler(recorder)
+        before_writing()
         _finish(trainer, metrics, folder, settings["epochs"], verifier_name)
     maybe_destroy_distributed()
     return packing

@@ -59,7 +59,7 @@ if __name__ == "__main__":
 
     training.ShardTrainer.setup_model = setup_model
 
-    def train(name, kill_at=None, workers=0):
+    def train(name, kill_at=None, workers=0, before_writing=lambda: None):
         folder = root / name
         folder.mkdir(exist_ok=True)
         settings = Drafter(
@@ -82,6 +82,7 @@ if __name__ == "__main__":
             folder=folder,
             on_step=on_step,
             progress=JobProgress("train_drafter", 0, "steps"),
+            before_writing=before_writing,
         )
         lines = training.read_metrics(folder / "metrics.jsonl")
         return {{
@@ -110,6 +111,14 @@ RESUMED = """
         train("reordered")
     except training.TrainingFailed as error:
         found["reordered"] = str(error)
+    def lost():
+        raise training.TrainingFailed("another run took it over")
+
+    try:
+        train("lost", before_writing=lost)
+    except training.TrainingFailed as error:
+        written = [p.name for p in (root / "lost").rglob("*") if p.name != "checkpoints"]
+        found["lost"] = [str(error), sorted(written)]
     found |= {"resumed": train("killed", workers=1), "undisturbed": train("undisturbed")}
     damaged = store.path(f"{3:032d}")
     data = bytearray(damaged.read_bytes())
@@ -149,6 +158,9 @@ def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
     assert {t for _, batch in undisturbed["seen"] for t in batch} == {0, *range(11, 43)}
 
     assert "in another order" in found["reordered"]
+    error, written = found["lost"]
+    assert error == "another run took it over"
+    assert written == ["heldout.places.json", "metrics.jsonl", "train.places.json"]
     assert found["refused"].startswith(str(tmp_path))
     assert "Run `snakemake` again" in found["refused"]
     assert "Traceback" not in found["refused"]

@@ -1,9 +1,14 @@
 """Conversations and the store of answers, with a stand-in for the engine."""
 
+import concurrent.futures
+import time
+
 import pytest
 
+from aerie import responses
 from aerie.chat import ChatTemplate
 from aerie.engine import Answer
+from aerie.leases import lease_path
 from aerie.responses import AnswerStore, Sampling, converse, describe, generate
 
 SAMPLING = Sampling(temperature=0.0, top_p=1.0, max_tokens=8, max_length=200, seed=0)
@@ -116,3 +121,71 @@ def test_settings_that_do_not_matter_do_not_change_the_key():
     sampled = {Sampling(0.7, 1.0, 8, 200, seed).key("f") for seed in (1, 2)}
     assert len(sampled) == 2
     assert greedy != Sampling(0.0, 1.0, 8, 200, seed=1).key("another verifier")
+
+
+# Two runs on one store
+
+
+class SlowEngine(FakeEngine):
+    """Takes its time for an answer, eight requests at a time."""
+
+    def run(self, requests, **_):
+        flying = []
+        while True:
+            while len(flying) < 8 and (request := next(requests, None)) is not None:
+                flying.append(request)
+                self.asked.append(request)
+            if not flying:
+                return
+            time.sleep(0.01)
+            request = flying.pop(0)
+            yield Answer(request.key, request.prompt, self.tokens, self.finish, None)
+
+
+def test_two_runs_with_the_same_prompts_share_them(tmp_path, template, monkeypatch):
+    monkeypatch.setattr(responses, "GROUP", 8)
+    monkeypatch.setattr(responses, "POLL_SECONDS", 0.02)
+    rows, engines, waited = records(100), [], []
+
+    def run():
+        engines.append(engine := SlowEngine(template))
+        known = {}
+        adopted = generate(
+            engine,
+            {"train": rows},
+            template,
+            SAMPLING,
+            AnswerStore(tmp_path, "k"),
+            known,
+            None,
+            lambda *_: None,
+            waited.append,
+        )
+        return adopted, len(engine.asked), known
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        one, two = (x.result() for x in [pool.submit(run) for _ in range(2)])
+    assert one[1] + two[1] == 100
+    assert (one[0], two[0]) == (two[1], one[1])
+    assert min(one[1], two[1]) > 0
+    assert one[2].keys() == two[2].keys() == {r["id"] for r in rows}
+    assert len(AnswerStore(tmp_path, "k").load()) == 100
+    assert not list(tmp_path.rglob("*.lease"))
+
+
+def test_records_of_a_run_that_was_killed_are_answered_by_the_one_that_waits(
+    tmp_path, template, monkeypatch
+):
+    monkeypatch.setattr("aerie.leases.EXPIRY_SECONDS", 0.3)
+    monkeypatch.setattr(responses, "POLL_SECONDS", 0.02)
+    rows, waited = records(3), []
+    store = AnswerStore(tmp_path, "k")
+    lease = lease_path(store.folder / responses.digest([r["id"] for r in rows]))
+    lease.parent.mkdir(parents=True)
+    lease.write_text('{"machine": "node7", "process": 5, "token": "x"}')
+    engine = FakeEngine(template)
+    generate(
+        engine, {"train": rows}, template, SAMPLING, store, {}, None, lambda *_: None, waited.append
+    )
+    assert len(engine.asked) == 3
+    assert waited[0] == "waits for 1 groups of records that process 5 on node7 answers"
