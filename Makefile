@@ -27,7 +27,7 @@ DEV_READY := .venv/dev.stamp
 
 snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
 
-.PHONY: help env demo check inspect plan status test lint bench lock
+.PHONY: help env demo run resume check inspect plan status test lint bench lock
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,6 +39,12 @@ env: $(ENV_READY) ## make .venv from the lock for this machine (GPU=1: for NVIDI
 demo: $(ENV_READY) ## run the demo: prompts in, draft model and report out
 	@scripts/run_workflow.sh $(snakemake) --cores all
 	@.venv/bin/python scripts/show_summary.py results/demo
+
+run: $(ENV_READY) ## run your configuration, or go on with it (CONFIG=my.yaml)
+	@scripts/run_workflow.sh $(snakemake) --cores all
+	@.venv/bin/python scripts/show_summary.py $(if $(CONFIG),--configfile $(CONFIG))
+
+resume: run ## the same: whatever stopped a run, this goes on with it
 
 check: $(ENV_READY) ## check versions, machine and verifier before a run (CONFIG=my.yaml)
 	@.venv/bin/python scripts/check_run.py $(if $(CONFIG),--configfile $(CONFIG)) || [ $$? = 3 ]

@@ -1,14 +1,18 @@
 """Aerie: prompts in, an EAGLE-3 draft model out that vLLM serves, with the evidence."""
 
+import atexit
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 from snakemake.utils import min_version
 
 min_version("9.0")
@@ -37,6 +41,8 @@ tell_params_apart()
 
 
 onstart:
+    hold_run()
+    end_jobs_when_interrupted()
     # Not a rule: what depends on a rule that always runs would always run, and an `ancient` input
     # hides changed params from Snakemake 9.27.1. This runs when jobs are to be done, in a dry run
     # never; only an engine, a training or a new verifier is worth the time.

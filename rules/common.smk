@@ -11,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 
 from aerie.config import load_config
 from aerie.files import InputError, read_json, write_json
+from aerie.leases import Leases
 from aerie.verifier import check_config, checkpoint_state
 
 try:
@@ -73,6 +74,34 @@ def tell_params_apart():
     for each in workflow.rules:
         named = [f"{k}={v}" for k, v in each.params.items() if not callable(v)]
         each.set_params(told_apart=named)
+
+
+def hold_run():
+    """Have this run's results to ourselves: Snakemake's lock is that of its working folder, but
+    another checkout may have the same results by a link."""
+    leases = Leases()
+    while not leases.take(Path(RUN) / "run"):
+        if who := leases.alive(Path(RUN) / "run"):
+            raise WorkflowError(
+                f"{RUN}: another run is at work on these results ({who}); wait for it, or stop it"
+                " first. Nothing was started"
+            )
+    atexit.register(leases.close)
+
+
+def end_jobs_when_interrupted():
+    """A SIGINT to Snakemake alone, not to its terminal's whole group, reaches no job: it says that
+    it ends its processes, and waits for them. So tell their supervisors."""
+
+    def tell(*_):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[1:2] == [f"{SCRIPTS}/supervise.py"]:
+                    process.send_signal(signal.SIGUSR1)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, tell)
 
 
 FINGERPRINT = f"{RUN}/verifier/fingerprint.json"

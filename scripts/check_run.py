@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -58,7 +57,7 @@ def check(args: Any, start: float) -> list[Finding]:
             CONFIG / "known_versions.yaml", checks.installed_versions()
         )
         try:
-            config = load_config(args.config or read_config(args.configfile))
+            config = load_config(args.config or cli.read_config(args.configfile))
         except InputError as error:
             return [*findings, Finding("configuration", "error", str(error))]
         findings += checks.check_verifier(config, args.store)
@@ -77,26 +76,6 @@ def check(args: Any, start: float) -> list[Finding]:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def read_config(over: list[Path]) -> dict[str, Any]:
-    """config/config.yaml with other files laid over it, key by key, as Snakemake does."""
-    values: dict[str, Any] = {}
-    for path in [CONFIG / "config.yaml", *over]:
-        try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
-        lay_over(values, loaded)
-    return values
-
-
-def lay_over(values: dict[str, Any], more: dict[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict) and isinstance(values.get(key), dict):
-            lay_over(values[key], value)
-        else:
-            values[key] = value
 
 
 def show(findings: list[Finding], brief: bool, seconds: float) -> None:

@@ -68,28 +68,6 @@ TEMPLATE_TOKENS = 30
 # What would run
 
 
-def read_config(files: list[Path]) -> dict[str, Any]:
-    """config/config.yaml with the files laid over it key by key, as Snakemake does."""
-    values: dict[str, Any] = {}
-    for path in [Path("config/config.yaml"), *files]:
-        try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such configuration file") from None
-        except yaml.YAMLError as error:
-            raise InputError(f"{path}: not YAML: {error}") from None
-        values = lay_over(values, found)
-    return values
-
-
-def lay_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = lay_over(merged[key], value) if both else value
-    return merged
-
-
 def dry_run(files: list[Path]) -> dict[str, dict[str, Any]]:
     """Jobs that Snakemake would run: rule → `jobs` (number), `reasons` (text → number)."""
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--cores", "all", "--nocolor"]
@@ -437,7 +415,7 @@ def choose_hardware(path: Path, name: str | None, gpus: bool) -> plan.Hardware:
 
 def make_plan(files: list[Path], hardware_file: Path, hardware_name: str | None) -> dict[str, Any]:
     """The whole plan, as `--json` prints it; sizes in bytes, times in seconds."""
-    config = load_config(read_config(files))
+    config = load_config(cli.read_config(files))
     planned = dry_run(files)
     verifier, shape, weights = find_verifier(config)
     on_gpus = any(d.gpus for d in config.drafters.values())

@@ -9,10 +9,15 @@ mkdir -p .snakemake/log
 mark=$(mktemp .snakemake/started.XXXXXX)
 trap 'rm -f "$mark"' EXIT
 
-# One run at a time. Who holds this lock is the only one here, so a lock that Snakemake finds was
-# left by a run that was killed, unless somebody called snakemake without this script.
+python=$(dirname "$1")/python
+[[ -x $python ]] || python=python
+
+# One run at a time. Who holds this lock is the only one on this machine, so a lock that Snakemake
+# finds was left by a run that was killed, unless somebody called snakemake without this script, or
+# works here from another machine. (Status 1 is "held"; others: no flock on this file system.)
 exec 9>.snakemake/run.lock
-if command -v flock >/dev/null && ! flock --nonblock 9; then
+command -v flock >/dev/null && flock --nonblock 9 2>/dev/null
+if [[ $? == 1 ]]; then
     echo "Another run works in this folder ($PWD); wait for it, or stop it first." >&2
     exit 1
 fi
@@ -24,14 +29,14 @@ if [[ -n $(ls -A .snakemake/locks 2>/dev/null) ]]; then
             exit 1
         fi
     done
+    # A run renews its lease (results/<run>/.run.lease); one on another machine shows by that only.
+    "$python" scripts/find_run.py results || exit 1
     "$@" --unlock --quiet >/dev/null 2>&1
 fi
 
 "$@" 9>&- && exit
 status=$?
 
-python=$(dirname "$1")/python
-[[ -x $python ]] || python=python
 # Snakemake's own log of this run names each failed job's log files:
 #     log: a.log, b.log (check log file(s) for error details)
 find .snakemake/log -name '*.log' -newer "$mark" -exec \

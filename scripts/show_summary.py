@@ -17,12 +17,16 @@ from aerie.report import (
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("run", type=Path, help="folder of the run, such as results/demo")
+    parser.add_argument("run", type=Path, nargs="?", help="its folder, such as results/demo")
+    parser.add_argument(
+        "--configfile", type=Path, nargs="*", default=[], help="in its place: a configuration's run"
+    )
     args = parser.parse_args()
+    args.run = args.run or Path("results") / cli.read_config(args.configfile).get("run", "demo")
     verifier = read_object(args.run / "verifier/fingerprint.json", "source", "path")
     names = sorted(p.parent.name for p in args.run.glob("evaluation/*/speed.json"))
     if not names:
-        raise InputError(f"{args.run}: no drafter was measured yet; run `make demo`")
+        raise InputError(f"{args.run}: no drafter was measured yet; run it first (`make run`)")
     drafters = [read_drafter(args.run, name) for name in names]
     print(f"\n{args.run.name}: drafters for {verifier_name(verifier)}")
     for drafter in drafters:

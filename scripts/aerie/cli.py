@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from aerie.files import InputError, is_disk_full, read_json
 
 
@@ -38,6 +40,28 @@ def json_argument(text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+
+
+def read_config(files: list[Path]) -> dict[str, Any]:
+    """config/config.yaml with the files laid over it key by key, as Snakemake does; unchecked."""
+    values: dict[str, Any] = {}
+    for path in [Path("config/config.yaml"), *files]:
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such configuration file") from None
+        except (OSError, yaml.YAMLError) as error:
+            raise InputError(f"{path}: not YAML: {error}") from None
+        values = _lay_over(values, found)
+    return values
+
+
+def _lay_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _lay_over(merged[key], value) if both else value
+    return merged
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -81,6 +81,21 @@ class Leases:
             found = self._read(lease)
             return None if found is None else self._holder(lease, found)
 
+    def alive(self, path: Path) -> str | None:
+        """As `holder`, but sure of it: for another machine's lease, looks until it is renewed or
+        has expired."""
+        lease = lease_path(path)
+        first = self._read(lease)
+        while True:
+            with self._lock:
+                found = self._read(lease)
+                who = None if found is None else self._holder(lease, found)
+            if who is None or found != first:
+                return who
+            if _parse(found[0]).get("machine") == this_machine():
+                return who
+            time.sleep(POLL_SECONDS)
+
     def lost(self, path: Path) -> bool:
         """Whether a lease we took is another's now: we were not heard of for too long."""
         return lease_path(path) in self._lost

@@ -54,7 +54,7 @@ LAST_LINES = 20
 ALERTS = 20
 CATALOGUE = Path(__file__).resolve().parents[2] / "config" / "log_patterns.yaml"
 
-GONE = signal.SIGUSR1  # to the supervisor: who started it is gone
+GONE = signal.SIGUSR1  # to us: who started the job is gone, or ends
 SIGNALS = {signal.SIGCHLD, GONE}
 # Those that our caller has us ignore (nohup) stay ignored; blocked ones would be received.
 SIGNALS |= {
@@ -198,7 +198,7 @@ def end_processes(grace: float, ended: dict[int, int] | None = None) -> list[int
                 # One that is stopped takes a signal only when it goes on.
                 process.send_signal(signal.SIGCONT)
         received = signal.sigtimedwait(SIGNALS, 0.1)
-        if received is not None and received.si_signo != signal.SIGCHLD:
+        if received is not None and received.si_signo not in (signal.SIGCHLD, GONE):
             deadline = min(deadline, time.monotonic())
         ended.update(reap())
         if time.monotonic() > deadline + 10:
@@ -388,7 +388,7 @@ class Supervisor:
                 return
             if received is not None and received.si_signo != signal.SIGCHLD:
                 if received.si_signo == GONE:
-                    raise Stop("stopped", "who started it is gone", 128 + signal.SIGTERM)
+                    raise Stop("stopped", "who started it is gone, or ends", 128 + signal.SIGTERM)
                 name = signal.Signals(received.si_signo).name
                 raise Stop("stopped", f"{name} received", 128 + received.si_signo)
             self._read_progress(now)

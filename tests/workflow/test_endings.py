@@ -1,0 +1,119 @@
+"""However a run ends, nothing of it is left, and the same command goes on.
+
+The real Snakefile, supervisor and scripts/run_workflow.sh with a stand-in for the long job: it has a
+child in a session of its own, as an engine has, and writes a file of the store while it works.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT, Project, marked_processes
+from test_dry_runs import STAND_IN
+
+from aerie.leases import Leases, this_machine
+
+TARGET = "results/demo/responses/manifest.json"
+REAL = ("supervise.py", "find_run.py", "triage_log.py")
+LONG = """
+import os, subprocess, sys, time
+if os.environ.get("LONG"):
+    child = [sys.executable, "-c", "import time; time.sleep(1000)", "engine"]
+    subprocess.Popen(child, start_new_session=True)
+    print("at work", flush=True)
+    time.sleep(1000)
+"""
+
+
+class Long:
+    """A project whose responses take for ever, when they are told to."""
+
+    def __init__(self, folder):
+        self.project = Project(folder)
+        self.folder = folder
+        for path in (folder / "scripts").glob("*.py"):
+            if path.name not in REAL:
+                path.write_text(STAND_IN)
+        path = folder / "scripts/generate_responses.py"
+        path.write_text(LONG + STAND_IN)
+        with (folder / "config/config.yaml").open("a") as file:
+            file.write("watch: {grace_seconds: 2}\n")
+        self.mark = f"aerie-endings-{os.getpid()}"
+        self.process = None
+
+    def start(self, *options, long="1", command=("bash", "scripts/run_workflow.sh")):
+        self.process = subprocess.Popen(
+            [
+                *(*command, sys.executable, "-m", "snakemake", "--cores", "1", "--retries", "0"),
+                *(*options, TARGET),
+            ],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": "", "MARK": self.mark, "LONG": long},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        return self.process
+
+    def until_at_work(self):
+        log = self.folder / "results/demo/logs/generate_responses/run.log"
+        log.unlink(missing_ok=True)
+        self.start()
+        end = time.time() + 120
+        while not (log.is_file() and "at work" in log.read_text()):
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.time() < end
+            time.sleep(0.05)
+        found = marked_processes(self.mark)
+        self.shell = psutil.Process(self.process.pid)
+        (self.snakemake,) = [p for p in found if p.cmdline()[1:3] == ["-m", "snakemake"]]
+        supervisors = [p for p in found if p.cmdline()[1:2] == ["scripts/supervise.py"]]
+        (self.front,) = [p for p in supervisors if p.parent() not in supervisors]
+        (self.job,) = [p for p in found if p.cmdline()[1:2] == ["scripts/generate_responses.py"]]
+        (self.engine,) = [p for p in found if "engine" in p.cmdline()]
+        return self
+
+    def left(self, seconds=20):
+        end = time.time() + seconds
+        while (found := marked_processes(self.mark)) and time.time() < end:
+            time.sleep(0.1)
+        return [" ".join(p.cmdline()) for p in found]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    return Long(tmp_path_factory.mktemp("endings") / "project")
+
+
+@pytest.fixture(autouse=True)
+def nothing_afterwards(long):
+    yield
+    for process in marked_processes(long.mark):
+        process.kill()
+
+
+WAYS = {
+    "INT to all (Ctrl-C)": lambda x: os.killpg(x.process.pid, signal.SIGINT),
+    "INT to Snakemake": lambda x: x.snakemake.send_signal(signal.SIGINT),
+    "KILL to Snakemake": lambda x: x.snakemake.kill(),
+    "KILL to the supervisor": lambda x: x.front.kill(),
+    "KILL to the job": lambda x: x.job.kill(),
+    "KILL to all": lambda x: os.killpg(x.process.pid, signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_left_and_the_same_command_goes_on(long, way):
+    long.until_at_work()  # after the ending of the test before
+    assert len(marked_processes(long.mark)) >= 6
+    WAYS[way](long)
+    assert long.process.wait(timeout=60) != 0
+    assert long.left() == []
+    assert not (long.folder / TARGET).exists()
