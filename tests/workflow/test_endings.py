@@ -1,7 +1,7 @@
 """However a run ends, nothing of it is left, and the same command goes on.
 
-The real Snakefile, supervisor and scripts/run_workflow.sh with a stand-in for the long job: it has a
-child in a session of its own, as an engine has, and writes a file of the store while it works.
+The real Snakefile, supervisor and scripts/run_workflow.sh with a stand-in for the long job: it has
+a child in a session of its own, as an engine has.
 """
 
 import json
@@ -14,10 +14,10 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, Project, marked_processes
+from conftest import Project, marked_processes
 from test_dry_runs import STAND_IN
 
-from aerie.leases import Leases, this_machine
+from aerie.leases import this_machine
 
 TARGET = "results/demo/responses/manifest.json"
 REAL = ("supervise.py", "find_run.py", "triage_log.py")
@@ -117,3 +117,81 @@ def test_nothing_is_left_and_the_same_command_goes_on(long, way):
     assert long.process.wait(timeout=60) != 0
     assert long.left() == []
     assert not (long.folder / TARGET).exists()
+
+
+def second(folder, *command, **variables):
+    return subprocess.run(
+        [*command, sys.executable, "-m", "snakemake", "--cores", "1", TARGET],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": "", **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_a_second_run_on_the_same_results_refuses(long, tmp_path):
+    long.until_at_work()
+    script = ("bash", "scripts/run_workflow.sh")
+    done = second(long.folder, *script)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Another run works in this folder ({long.folder})")
+
+    # Where the file system knows no flock.
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flock").write_text("#!/bin/sh\necho 'No locks available' >&2; exit 71\n")
+    (tmp_path / "bin/flock").chmod(0o755)
+    done = second(long.folder, *script, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Snakemake works in this folder already (process ")
+
+    done = second(long.folder)
+    assert done.returncode != 0
+    assert "Directory cannot be locked" in done.stderr
+    assert str(long.folder) in done.stderr
+
+    # Another checkout that has the same results by a link.
+    other = tmp_path / "other"
+    shutil.copytree(long.folder, other, ignore=shutil.ignore_patterns("results", ".snakemake"))
+    (other / "results").symlink_to(long.folder / "results")
+    done = second(other, *script)
+    assert done.returncode != 0
+    assert "results/demo: another run is at work on these results" in done.stderr
+    assert f"process {long.snakemake.pid} on " in done.stderr
+
+    # None of these disturbed it. TERM to Snakemake alone lets its jobs end, as Snakemake says.
+    long.snakemake.terminate()
+    time.sleep(1)
+    assert long.engine.is_running()
+    os.killpg(long.process.pid, signal.SIGINT)
+    long.process.wait(timeout=60)
+    assert long.left() == []
+
+
+def test_a_lock_of_a_run_on_another_machine_is_left_alone(long):
+    """As that machine's Snakemake would leave it: a lock, and a lease that is renewed."""
+    lock = long.folder / ".snakemake/locks/0.output.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.write_text(f"{TARGET}\n")
+    lease = long.folder / "results/demo/.run.lease"
+    lease.parent.mkdir(parents=True, exist_ok=True)
+    # The same host name and process, of a container of its own.
+    who = {"machine": f"{this_machine()} 4026531", "process": os.getpid(), "started": 0}
+    lease.write_text(json.dumps(who))
+    long.start(long="")
+    try:
+        while long.process.poll() is None:
+            os.utime(lease)
+            time.sleep(0.2)
+        out = long.process.communicate()[0]
+        assert long.process.returncode == 1
+        assert out.startswith(f"results/demo: a run is at work (process {os.getpid()} on ")
+        assert lock.exists()
+    finally:
+        lease.unlink()
+    # Gone, as after 90 s without a sign of life: the lock goes and the run goes on, to its end.
+    out = long.start(long="").communicate(timeout=100)[0]
+    assert long.process.returncode == 0, out
+    assert (long.folder / TARGET).is_file()
+    assert not list(long.folder.glob("results/*/.run.lease"))
