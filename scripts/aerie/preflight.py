@@ -322,6 +322,19 @@ def _check_devices(pynvml: Any, config: Any, facts: dict[str, Any], wanted: int)
                 "check CUDA_VISIBLE_DEVICES, engine.tensor_parallel_size, drafters.<name>.gpus",
             )
         )
+    lanes, size = config.hidden_states.lanes, config.engine.tensor_parallel_size
+    if wanted <= count < lanes * size:
+        findings.append(
+            Finding(
+                "gpu",
+                "note",
+                f"{lanes} lanes of {size} GPU(s) (hidden_states.lanes, "
+                f"engine.tensor_parallel_size) take {lanes * size}; torch sees {count}",
+                f"at most {count // size} lane(s) run at a time, the others after them; each loads "
+                "the verifier",
+                f"hidden_states.lanes: {count // size} loads it less often",
+            )
+        )
     share = config.engine.gpu_memory_utilization
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)

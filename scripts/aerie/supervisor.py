@@ -96,7 +96,7 @@ def supervise(job: Job, watch: Watch) -> int:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    snakemake = _snakemake()
+    snakemake = starter()
     front = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -116,7 +116,7 @@ def supervise(job: Job, watch: Watch) -> int:
         received = signal.sigtimedwait(SIGNALS, TICK_SECONDS)
         if received is not None and received.si_signo != signal.SIGCHLD:
             os.kill(supervisor, received.si_signo)
-        if snakemake is not None and _ended(snakemake):
+        if snakemake is not None and has_ended(snakemake):
             snakemake = None
             os.kill(supervisor, GONE)
         ended = reap()
@@ -132,13 +132,13 @@ def supervise(job: Job, watch: Watch) -> int:
             return status
 
 
-def _snakemake() -> psutil.Process | None:
+def starter() -> psutil.Process | None:
     """The Snakemake that started this, when it said so and is still there."""
     number = os.environ.get(SNAKEMAKE, "")
     return next((p for p in psutil.Process().parents() if str(p.pid) == number), None)
 
 
-def _ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -156,6 +156,7 @@ FACTS = {"cuda": "13.0", "devices": 1}
         (Nvml(20, [4711]), {}, "warning", "process 4711"),
         (Nvml(139, cuda=12080), {}, "error", "driver is too old"),
         (Nvml(139), {"engine": {"tensor_parallel_size": 2}}, "error", "asks for 2"),
+        (Nvml(139), {"hidden_states": {"lanes": 3}}, "note", "at most 1 lane(s) run at a time"),
     ],
 )
 def test_gpus(monkeypatch, nvml, sections, severity, text):
