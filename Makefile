@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 SNAKEMAKE_ARGS ?=
 LOCKS ?=
 PLAN_ARGS ?=
+STORE ?= results/store
 PYTHON ?=
 
 export PYTHON
@@ -58,7 +59,7 @@ status: ## say which results are there and which are to be made
 
 inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder; MODE=keep: with the answers in the file)
 	@.venv/bin/python scripts/inspect_samples.py --mode $(or $(MODE),generate) --records $(or $(RECORDS),results/demo/prompts/train.jsonl.zst) \
-		--verifier $(or $(VERIFIER),$(firstword $(wildcard results/store/verifiers/*)))
+		--verifier $(or $(VERIFIER),$(firstword $(wildcard $(STORE)/verifiers/*)))
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)

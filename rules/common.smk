@@ -20,7 +20,7 @@ except InputError as error:
     raise WorkflowError(str(error)) from None
 
 RUN = f"results/{CONFIG.run}"
-STORE = "results/store"
+STORE = CONFIG.store
 SCRIPTS = os.path.relpath(os.path.join(workflow.basedir, "scripts"))
 # An engine or a training takes all cores of a machine, so two never run side by side by accident.
 ALL_CORES = workflow.cores or 1

@@ -30,8 +30,8 @@ rule render_report:
     params:
         run=RUN,
         drafters=list(CONFIG.drafters),
-        # Other limits of the watch make no other report.
-        config=json.dumps(CONFIG.model_dump(exclude={"watch"})),
+        # Other limits of the watch, or another place of the store, make no other report.
+        config=json.dumps(CONFIG.model_dump(exclude={"watch", "store"})),
         version=version_of("report"),
     shell:
         "python {SCRIPTS}/render_report.py --run {params.run} --drafters {params.drafters}"

@@ -34,7 +34,7 @@ def main() -> int:
         "--configfile", type=Path, nargs="*", default=[], help="laid over config/config.yaml"
     )
     parser.add_argument("--config", type=cli.json_argument, help="the whole configuration, as JSON")
-    parser.add_argument("--store", type=Path, default=Path("results/store"))
+    parser.add_argument("--store", type=Path, help="none: the configuration's")
     parser.add_argument(
         "--elsewhere", action="store_true", help="jobs run on other machines: leave this one out"
     )
@@ -60,7 +60,8 @@ def check(args: Any, start: float) -> list[Finding]:
             config = load_config(args.config or cli.read_config(args.configfile))
         except InputError as error:
             return [*findings, Finding("configuration", "error", str(error))]
-        findings += checks.check_verifier(config, args.store)
+        store = args.store or Path(config.store)
+        findings += checks.check_verifier(config, store)
         findings += checks.check_endpoints(config.generation.endpoints)
         left = max(5.0, SECONDS - (time.monotonic() - start))
         catalogue = Catalogue.load(CONFIG / "log_patterns.yaml")
@@ -70,7 +71,7 @@ def check(args: Any, start: float) -> list[Finding]:
             if facts:
                 findings += checks.check_gpus(config, facts)
             gpus = bool(facts.get("devices"))
-            findings += checks.check_room(args.store, gpus, config.engine.cpu_cache_gib)
+            findings += checks.check_room(store, gpus, config.engine.cpu_cache_gib)
         return findings
     finally:
         if process.poll() is None:

@@ -25,7 +25,6 @@ from aerie.config import Config, load_config
 from aerie.files import InputError, read_json, read_json_lines
 
 RESULTS = Path("results")
-STORE = RESULTS / "store"
 STAGES = (
     "import_verifier",
     "write_prompts",
@@ -242,7 +241,7 @@ def kept(config: Config, verifier: dict[str, Any] | None, counts: dict[str, Any]
         return nothing
     layer_ids = resolve_layer_ids(config.hidden_states.layer_ids, verifier["num_layers"])
     store = Store(
-        STORE,
+        Path(config.store),
         Convention(
             verifier["fingerprint"],
             tuple(layer_ids),
@@ -285,7 +284,7 @@ def kept_groups(
         generation.first_turn_only,
         model,
     )
-    answers = AnswerStore(STORE, sampling.key(verifier["fingerprint"]))
+    answers = AnswerStore(Path(config.store), sampling.key(verifier["fingerprint"]))
     known: dict[str, Any] = {}
     if sum(p.stat().st_size for p in answers.folder.glob("*.zst")) <= LARGEST_ANSWERS:
         known = answers.load({i for ids in counts["splits"].values() for i in ids})
@@ -572,7 +571,7 @@ def describe_bytes(result, config, shape, trains: bool) -> None:
         "drafters": sum(2 * d["model"] for d in drafters),
         "checkpoints": max(2 * d["checkpoint"] for d in drafters),
     }
-    place = STORE
+    place = Path(config.store)
     while not place.is_dir():
         place = place.parent
     found["free"] = shutil.disk_usage(place).free
@@ -582,7 +581,7 @@ def describe_bytes(result, config, shape, trains: bool) -> None:
     found["needed"] = found["states_new"] + (training if trains else 0)
     result["bytes"] = found
     for what, need, free in (
-        ("results/store", found["needed"], found["free"]),
+        (config.store, found["needed"], found["free"]),
         ("staging in /dev/shm", found["staging"], found["staging_free"]),
     ):
         if need > free:

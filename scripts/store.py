@@ -16,6 +16,7 @@ from typing import Any
 
 from aerie import cli
 from aerie.files import InputError, write_json
+from aerie.leases import Leases
 from aerie.progress import JobProgress
 from aerie.store_care import (
     find_garbage,
@@ -32,6 +33,14 @@ from aerie.store_care import (
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--store", type=Path, default=Path("results/store"), help="%(default)s")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        action="extend",
+        metavar="DIR",
+        help="folders of the runs that use it (none: the one it lies in, else results)",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -112,8 +121,14 @@ def size_text(count: float) -> str:
     return f"{count:.2f} TB"
 
 
+def results_of(args: argparse.Namespace) -> list[Path]:
+    """Folders of the runs that may name shards of the store."""
+    beside = args.store.parent
+    return args.results or [beside if beside.name == "results" else Path("results")]
+
+
 def verify_store(args: argparse.Namespace) -> None:
-    named = read_named(args.store)
+    named = read_named(args.store, results_of(args))
     if args.shards:
         paths = [find_shard(args.store, name) for name in args.shards]
         findings = []
@@ -156,7 +171,7 @@ def verify_store(args: argparse.Namespace) -> None:
 
 
 def list_store(args: argparse.Namespace) -> None:
-    named = read_named(args.store)
+    named = read_named(args.store, results_of(args))
     conventions: dict[str, list[dict[str, Any]]] = {}
     for path in shard_files(args.store):
         conventions.setdefault(path.parent.name, []).append(summarize_shard(path, named))
@@ -193,7 +208,7 @@ def show_shard(args: argparse.Namespace) -> None:
     from aerie.hidden_states import Shard
 
     path = find_shard(args.store, args.shard)
-    about = summarize_shard(path, read_named(args.store))
+    about = summarize_shard(path, read_named(args.store, results_of(args)))
     with Shard(path) as shard:
         about["samples"] = []
         for number, entry in enumerate(shard.samples):
@@ -222,15 +237,27 @@ def show_shard(args: argparse.Namespace) -> None:
 
 
 def collect_garbage(args: argparse.Namespace) -> None:
-    locks = args.store.parent.parent / ".snakemake/locks"
-    if args.delete and locks.is_dir() and any(locks.iterdir()):
+    results = results_of(args)
+    if args.store.parent.name != "results" and not args.results:
         raise InputError(
-            f"{locks} is not empty: Snakemake works here, or was killed. Let it finish, or run it "
-            "again, or `snakemake --unlock`; nothing was deleted"
+            f"{args.store} may be used by runs of several folders, and what they need must not be "
+            "collected: name them all, such as --results results ../other/results"
         )
-    named = read_named(args.store)
+    for place in results if args.delete else []:
+        locks = place.parent / ".snakemake/locks"
+        if locks.is_dir() and any(locks.iterdir()):
+            raise InputError(
+                f"{locks} is not empty: Snakemake works here, or was killed. Let it finish, or run "
+                "it again, or `snakemake --unlock`; nothing was deleted"
+            )
+        for lease in place.glob("*/.run.lease"):
+            if who := Leases().alive(lease.parent / "run"):
+                raise InputError(
+                    f"{lease.parent}: a run is at work ({who}); let it finish, nothing was deleted"
+                )
+    named = read_named(args.store, results_of(args))
     for run, reason in named.unfinished.items():
-        print(f"{args.store.parent / run} is unfinished: {reason}")
+        print(f"{run} is unfinished: {reason}")
     for path, error in named.unreadable.items():
         print(f"{path}: {error}")
     if named.unfinished or named.unreadable:

@@ -4,6 +4,7 @@
 """
 
 import difflib
+import shlex
 import types
 import typing
 from typing import Annotated, Any, Literal
@@ -38,6 +39,23 @@ def _check_url(text: str) -> str:
 
 
 Url = Annotated[str, AfterValidator(_check_url)]
+
+
+def _check_folder(text: str) -> str:
+    if "://" in text:
+        raise ValueError(
+            f"found {text!r}; expected a folder: files of the store are written, synced and "
+            "renamed, which a bucket cannot do"
+        )
+    if not text or shlex.quote(text) != text:
+        raise ValueError(
+            f"found {text!r}; expected a folder whose name holds no blanks, no ~ and nothing else "
+            "that a shell reads"
+        )
+    return text
+
+
+Folder = Annotated[str, AfterValidator(_check_folder)]
 
 
 class Section(BaseModel):
@@ -238,7 +256,7 @@ class HiddenStates(Section):
     min_kept_share: Annotated[float, Field(ge=0, le=1)] = 0.99
     """A lane fails when a smaller share of its samples could be extracted."""
     max_gib: Annotated[float, Field(gt=0)] | None = None
-    """Most that all hidden states in `results/store` may take, GiB; a job that would exceed it, or
+    """Most that all hidden states in the store may take, GiB; a job that would exceed it, or
     what is free on the disk, stops before it starts. null: only the disk is the limit."""
 
     @model_validator(mode="after")
@@ -371,6 +389,9 @@ class Config(Section):
 
     run: Name = "demo"
     """Name of the run; its results lie in `results/<run>/`."""
+    store: Folder = "results/store"
+    """Folder of what is kept by content and shared by all runs, also those of other checkouts:
+    answers, hidden states, drafters, measurements. Any file system, with `flock` or without."""
     verifier: Verifier = Verifier()
     corpus: Corpus = Corpus()
     self_prompts: SelfPrompts = SelfPrompts()

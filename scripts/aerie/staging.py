@@ -1,9 +1,11 @@
 """Where an engine leaves captured states until they are in a shard: in memory where there is room.
 
 A killed process cannot tidy up, and /dev/shm outlives it. So each folder holds a lock for as long
-as its process lives, and whoever makes the next one removes those whose lock is free.
+as its process lives, and whoever makes the next one removes those whose lock is free. On a file
+system without locks none is removed.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -43,7 +45,8 @@ class Staging:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         # Locked before it has its name: whoever finds the name finds it locked.
         self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_WRONLY, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.rename(self.folder / ".lock", self.folder / "lock")
 
     def close(self) -> None:
@@ -73,8 +76,8 @@ def remove_abandoned(place: Path) -> list[Path]:
             continue  # being made, or somebody else's
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
+        except OSError:
+            continue  # somebody's, or there are no locks here
         else:
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)

@@ -1,8 +1,8 @@
 """Care of the store: what the runs name in it, whether its shards are whole, what nobody needs.
 
-The runs are the folders beside the store. What one names is read from the lanes' manifests
-(`hidden_states/lane-*.json`: shard and convention) and from `samples/shards.json` (shards, before
-and while they are extracted).
+The runs are the folders in one or more folders of results. What one names is read from the lanes'
+manifests (`hidden_states/lane-*.json`: shard and convention) and from `samples/shards.json`
+(shards, before and while they are extracted).
 """
 
 import time
@@ -58,11 +58,11 @@ class Named:
         return sorted(found | {run for run, _ in self.wanted.get(shard, [])})
 
 
-def read_named(store: Path) -> Named:
-    """Read the manifests of all runs beside `store`, and of the imports in it."""
+def read_named(store: Path, results: list[Path]) -> Named:
+    """Read the manifests of all runs in the folders `results`, and of the imports in `store`."""
     named = Named()
-    for folder in sorted(p for p in store.parent.iterdir() if p.is_dir()):
-        if folder.name != store.name:
+    for folder in sorted(p for place in results for p in place.glob("*") if p.is_dir()):
+        if folder.resolve() != store.resolve():
             _read_run(folder, named)
     for path in sorted((store / IMPORTS).glob("*.json")):
         _read_manifest(path, "(import)", named)
@@ -82,7 +82,7 @@ def _read_run(folder: Path, named: Named) -> None:
             quarantined |= set(manifest.get("quarantined", {}))
     path = folder / "samples/shards.json"
     if not path.is_file():
-        named.unfinished[folder.name] = "samples/shards.json is not there"
+        named.unfinished[str(folder)] = "samples/shards.json is not there"
         return
     try:
         shards = {s["id"]: list(s["samples"]) for s in read_json(path)["shards"]}
@@ -94,9 +94,9 @@ def _read_run(folder: Path, named: Named) -> None:
     for identity, samples in waiting.items():
         named.wanted.setdefault(identity, []).append((folder.name, samples))
     if waiting:
-        named.unfinished[folder.name] = f"{len(waiting)} shards are not extracted yet"
+        named.unfinished[str(folder)] = f"{len(waiting)} shards are not extracted yet"
     elif (folder / "responses").is_dir() and not (folder / "responses/manifest.json").is_file():
-        named.unfinished[folder.name] = "responses/manifest.json is not there"
+        named.unfinished[str(folder)] = "responses/manifest.json is not there"
 
 
 def _read_manifest(path: Path, run: str, named: Named) -> dict[str, Any] | None:

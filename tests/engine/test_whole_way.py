@@ -185,6 +185,19 @@ def killed_when(project, condition, *targets, timeout=400) -> None:
     process.wait()
 
 
+NO_LOCKS = """
+import errno, fcntl, os
+
+def _refuse(file, *_):
+    name = os.readlink(f"/proc/self/fd/{{getattr(file, 'fileno', lambda: file)()}}")
+    if name.startswith({folder!r}):
+        raise OSError(errno.ENOLCK, "No locks available", name)
+    return _flock(file, *_)
+
+_flock, fcntl.flock, fcntl.lockf = fcntl.flock, _refuse, _refuse
+"""
+
+
 def go_on(project, *targets):
     """The way on that the README names: the same command again."""
     script = project.folder / "scripts/run_workflow.sh"
@@ -203,13 +216,14 @@ def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_
     project = Project(tmp_path / "project")
     write_prompts(project.folder / "prompts.jsonl", 160)
     write_prompts(project.folder / "other.jsonl", 5, seed=1)
-    write(
-        project,
-        configuration(
-            tiny_verifier, "k", generation={"capture": False}, drafter={"checkpoint_share": 0.1}
-        ),
+    values = configuration(
+        tiny_verifier, "k", generation={"capture": False}, drafter={"checkpoint_share": 0.1}
     )
-    store = project.folder / "results/store"
+    # Results and store on a file system without locks, the store in another place.
+    store = tmp_path / "elsewhere/store"
+    write(project, {**values, "store": str(store)})
+    with (project.folder / "scripts/aerie/__init__.py").open("a") as file:
+        file.write(NO_LOCKS.format(folder=str(tmp_path)))
 
     killed_when(project, lambda: any(store.glob("answers/*/*.zst")))
     done = go_on(project, "results/k/responses/manifest.json")

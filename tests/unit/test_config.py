@@ -80,3 +80,17 @@ def test_every_key_is_described():
 def test_the_reference_of_the_configuration_is_up_to_date():
     text = (ROOT / "config/README.md").read_text()
     assert describe_config() in text, "run `python scripts/describe_config.py`"
+
+
+@pytest.mark.parametrize(
+    ("store", "words"),
+    [
+        ("s3://bucket/store", "which a bucket cannot do"),
+        ("my store", "no blanks"),
+        ("~/store", "no ~"),
+        ("", "no blanks"),
+    ],
+)
+def test_the_store_is_a_folder(store, words):
+    with pytest.raises(InputError, match=f"store: found {store!r}.*{words}"):
+        load_config({"store": store})

@@ -1,6 +1,7 @@
 """A lane with a stand-in for the engine, so that each fault can be forced."""
 
 import concurrent.futures
+import errno
 import json
 import os
 import subprocess
@@ -441,6 +442,18 @@ def test_staging_of_a_killed_process_is_removed_by_the_next(tmp_path):
         assert (other / "x").exists()
     assert not mine.folder.exists()
     alive.communicate("")
+
+
+def test_staging_works_without_locks_and_removes_nothing_then(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with staging.Staging() as other:
+        monkeypatch.setattr(staging.fcntl, "flock", refuse)
+        with staging.Staging() as mine:
+            assert mine.folder.is_dir()
+            assert other.folder.is_dir()
+        assert not mine.folder.exists()
 
 
 def test_staging_lies_on_disk_where_memory_is_small(tmp_path, monkeypatch):

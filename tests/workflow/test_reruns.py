@@ -31,6 +31,7 @@ ORDER = [
 # A changed value of every key, laid over the demo's configuration.
 CHANGES: dict[str, dict[str, Any]] = {
     "run": {"run": "other"},
+    "store": {"store": "elsewhere/store"},
     "verifier.source": {"verifier": {"source": "other/model"}},
     "verifier.trust_remote_code": {"verifier": {"trust_remote_code": True}},
     "corpus.sources": {"corpus": {"sources": ["resources/prompts/code.jsonl"]}},
