@@ -36,10 +36,10 @@ def main() -> None:
     parser.add_argument(
         "--results",
         type=Path,
-        nargs="+",
-        action="extend",
+        action="append",
         metavar="DIR",
-        help="folders of the runs that use it (none: the one it lies in, else results)",
+        help="folder of runs that use it, may be given several times (none: the one it lies in, "
+        "else results)",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -241,7 +241,7 @@ def collect_garbage(args: argparse.Namespace) -> None:
     if args.store.parent.name != "results" and not args.results:
         raise InputError(
             f"{args.store} may be used by runs of several folders, and what they need must not be "
-            "collected: name them all, such as --results results ../other/results"
+            "collected: name them all, such as --results results --results ../other/results"
         )
     for place in results if args.delete else []:
         locks = place.parent / ".snakemake/locks"

@@ -20,6 +20,7 @@ from aerie import cli
 from aerie.extraction import LaneWork, describe_lane, facts_path, put_shard
 from aerie.files import write_json
 from aerie.hidden_states import Convention, Sample, Shard, Store, sample_key
+from aerie.leases import Leases
 from aerie.samples import Row, describe_shard, write_samples
 
 LAYERS, WIDTH, VOCABULARY = 6, 16, 64
@@ -362,6 +363,34 @@ def test_gc_does_not_delete_while_snakemake_works(place, unnamed):
     assert status == 1
     assert "Snakemake" in text
     assert unnamed.is_file()
+
+
+def test_gc_does_not_delete_beside_a_run_of_another_checkout(place, unnamed):
+    with Leases() as other:
+        assert other.take(place.folder / "results/demo/run")
+        status, text = place.call("gc", "--delete")
+    assert status == 1
+    assert "results/demo: a run is at work (process" in text
+    assert unnamed.is_file()
+
+
+def test_gc_of_a_store_elsewhere_asks_whose_it_is(place):
+    """Runs of two checkouts use it; each names shards that the other does not."""
+    shared = place.folder / "shared"
+    (place.folder / "results/store").rename(shared)
+    before = set(shared.rglob("*.safetensors"))
+    status, text = place.call("--store", shared, "gc", "--delete")
+    assert status == 1
+    assert "--results" in text
+    (place.folder / "other/results").mkdir(parents=True)
+    (place.folder / "results/demo").rename(place.folder / "other/results/demo")
+    (place.folder / "results/mine").mkdir()
+    both = ("--results", "results", "--results", "other/results")
+    status, text = place.call("--store", shared, *both, "gc", "--delete")
+    assert status == 0, text
+    assert set(shared.rglob("*.safetensors")) == before
+    status, text = place.call("--store", shared, "--results", "results", "gc")
+    assert f"{2 * len(before)} files" in text  # what would have been lost
 
 
 def test_gc_collects_damaged_and_forsaken_files(place):
