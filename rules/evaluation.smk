@@ -3,7 +3,7 @@ rule measure_acceptance:
         drafter=f"{RUN}/drafters/{{name}}/model",
         verifier=FINGERPRINT,
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
-        prompt_sets=list(CONFIG.evaluation.prompt_sets.values()),
+        prompt_sets=[local(f) for f in CONFIG.evaluation.prompt_sets.values()],
     output:
         f"{RUN}/evaluation/{{name}}/acceptance.json",
     log:

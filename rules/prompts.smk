@@ -34,11 +34,14 @@ def corpus_options():
     return options
 
 
+# The user's own files are read where they are, also when results go to a storage provider.
 rule collect_prompts:
     input:
-        [f for source in CONFIG.corpus.sources for f in source_files(source)],
+        [local(f) for source in CONFIG.corpus.sources for f in source_files(source)],
         SELF_PROMPTS,
-        list(CONFIG.evaluation.prompt_sets.values()) if CONFIG.corpus.decontaminate else [],
+        [local(f) for f in CONFIG.evaluation.prompt_sets.values()]
+        if CONFIG.corpus.decontaminate
+        else [],
     output:
         train=f"{RUN}/prompts/train.jsonl.zst",
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
@@ -52,9 +55,8 @@ rule collect_prompts:
     params:
         mode=CONFIG.generation.mode,
         options=corpus_options(),
-        folder=f"{RUN}/prompts",
         version=version_of("corpus"),
         progress=progress_of("collect_prompts"),
     shell:
         "python {SCRIPTS}/collect_prompts.py --mode {params.mode} {params.options:q}"
-        " --progress-log {params.progress} --output {params.folder} > {log} 2>&1"
+        " --progress-log {params.progress} --output $(dirname {output.report}) > {log} 2>&1"

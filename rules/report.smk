@@ -28,11 +28,10 @@ rule render_report:
     conda:
         ENVIRONMENT
     params:
-        run=RUN,
         drafters=list(CONFIG.drafters),
         # Other limits of the watch, or another place of the store, make no other report.
         config=json.dumps(CONFIG.model_dump(exclude={"watch", "store"})),
         version=version_of("report"),
     shell:
-        "python {SCRIPTS}/render_report.py --run {params.run} --drafters {params.drafters}"
+        "python {SCRIPTS}/render_report.py --run $(dirname {output}) --drafters {params.drafters}"
         " --config {params.config:q} --output {output} > {log} 2>&1"

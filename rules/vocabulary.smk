@@ -14,8 +14,7 @@ rule map_vocabulary:
         ENVIRONMENT
     params:
         version=version_of("vocabulary"),
-        folder=lambda wildcards: f"{RUN}/vocabulary/{wildcards.size}",
     shell:
         "python {SCRIPTS}/map_vocabulary.py --samples {input.samples}"
-        " --verifier {input.verifier} --size {wildcards.size} --output {params.folder}"
-        " > {log} 2>&1"
+        " --verifier {input.verifier} --size {wildcards.size}"
+        " --output $(dirname {output.coverage}) > {log} 2>&1"
