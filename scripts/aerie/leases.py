@@ -19,8 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 RENEW_SECONDS = 5.0
 EXPIRY_SECONDS = 90.0
 """A lease that was not renewed for so long, while somebody looked, is nobody's."""
@@ -121,7 +119,7 @@ class Leases:
         who = {
             "machine": this_machine(),
             "process": os.getpid(),
-            "started": psutil.Process().create_time(),
+            "started": _started(os.getpid()),
             "token": self._token,
         }
         try:
@@ -202,11 +200,18 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _runs(who: dict[str, Any]) -> bool:
+    """Whether the process lives and is no other that was given its number since."""
+    started = _started(who.get("process"))
+    return started is not None and started == who.get("started")
+
+
+def _started(process: Any) -> int | None:
+    """When a process was started, in clock ticks since the boot; None when it has ended.
+
+    Source: proc(5), /proc/pid/stat, fields 3 and 22.
+    """
     try:
-        process = psutil.Process(int(who["process"]))
-        return (
-            abs(process.create_time() - who["started"]) < 1
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except (psutil.Error, KeyError, TypeError, ValueError):
-        return False
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -130,3 +130,15 @@ def test_where_no_lease_can_be_written_the_work_is_done_all_the_same(thing, monk
     with Leases() as mine:
         monkeypatch.setattr(leases.os, "open", refuse)
         assert mine.take(thing)
+
+
+def test_another_process_of_the_same_number_has_no_lease(thing):
+    thing.parent.mkdir()
+    with Leases() as first:
+        assert first.take(thing)
+        who = json.loads(lease_path(thing).read_text())
+    lease_path(thing).write_text(json.dumps(who))
+    with Leases() as mine:
+        assert not mine.take(thing)
+        lease_path(thing).write_text(json.dumps({**who, "started": who["started"] - 1}))
+        assert mine.take(thing)
