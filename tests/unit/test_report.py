@@ -575,6 +575,18 @@ def test_summary_says_what_counts(fake, monkeypatch, capsys):
     assert max(map(len, text.splitlines()[:-3])) < 200
 
 
+def test_summary_of_the_run_that_a_configuration_names(fake, tmp_path, monkeypatch, capsys):
+    run = fake().write()
+    run.folder.rename(tmp_path / "results/mine")
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.yaml").write_text("run: demo\n")
+    (tmp_path / "mine.yaml").write_text("run: mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["x", "--configfile", "mine.yaml"])
+    show_summary.main()
+    assert "results/mine/drafters/base/model" in capsys.readouterr().out
+
+
 def test_summary_of_nothing(tmp_path, fake, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path)])
     with pytest.raises(InputError, match=r"fingerprint.json: no such file"):
