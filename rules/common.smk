@@ -8,6 +8,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["AERIE_SNAKEMAKE"] = str(os.getpid())
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 from aerie.config import load_config
 from aerie.files import InputError, read_json, write_json
@@ -79,9 +80,10 @@ def tell_params_apart():
 def hold_run():
     """Have this run's results to ourselves: Snakemake's lock is that of its working folder, but
     another checkout may have the same results by a link."""
-    leases = Leases()
-    while not leases.take(Path(RUN) / "run"):
-        if who := leases.alive(Path(RUN) / "run"):
+    leases, run = Leases(), Path(RUN) / "run"
+    while not leases.take(run):
+        logger.info(f"{RUN}: looking whether {leases.holder(run)} is at work on it ...")
+        if who := leases.alive(run):
             raise WorkflowError(
                 f"{RUN}: another run is at work on these results ({who}); wait for it, or stop it"
                 " first. Nothing was started"

@@ -1,5 +1,3 @@
-from snakemake.logging import logger
-
 from aerie.manifest import broken_shards
 
 

@@ -15,8 +15,12 @@ def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("results", type=Path, help="folder of the runs")
     args = parser.parse_args()
+    leases = Leases()
     for lease in sorted(args.results.glob("*/.run.lease")):
-        if who := Leases().alive(lease.parent / "run"):
+        run = lease.parent / "run"
+        if who := leases.holder(run):
+            print(f"{lease.parent}: looking whether {who} is at work on it ...", file=sys.stderr)
+        if who := leases.alive(run):
             print(
                 f"{lease.parent}: a run is at work ({who}); wait for it, or stop it first.",
                 file=sys.stderr,
