@@ -16,8 +16,9 @@ python=$(dirname "$1")/python
 # finds was left by a run that was killed, unless somebody called snakemake without this script, or
 # works here from another machine. (Status 1 is "held"; others: no flock on this file system.)
 exec 9>.snakemake/run.lock
-command -v flock >/dev/null && flock --nonblock 9 2>/dev/null
-if [[ $? == 1 ]]; then
+held=0
+command -v flock >/dev/null && { flock --nonblock 9 2>/dev/null || held=$?; }
+if ((held == 1)); then
     echo "Another run works in this folder ($PWD); wait for it, or stop it first." >&2
     exit 1
 fi
