@@ -102,6 +102,13 @@ def test_a_changed_key_reruns_what_depends_on_it(finished, change, expected):
     assert finished.planned("--config", change) == expected
 
 
+def test_other_resources_and_profiles_rerun_nothing(finished):
+    more = ("train_drafter:gpu=2", "train_drafter:mem_mb=1", "collect_prompts:runtime=5")
+    assert finished.planned("--set-resources", *more) == set()
+    for profile in ("slurm", "gpu8"):
+        assert finished.planned("--workflow-profile", f"profiles/{profile}") == set()
+
+
 def test_a_changed_benchmark_is_measured_again_and_nothing_above_it(finished):
     path = finished.folder / "resources/benchmark.jsonl"
     before = path.read_bytes()
