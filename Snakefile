@@ -42,8 +42,6 @@ tell_params_apart()
 
 
 onstart:
-    hold_run()
-    end_jobs_when_interrupted()
     # Not a rule: what depends on a rule that always runs would always run, and an `ancient` input
     # hides changed params from Snakemake 9.27.1. This runs when jobs are to be done, in a dry run
     # never; only an engine, a training or a new verifier is worth the time.
@@ -52,11 +50,13 @@ onstart:
     limit = workflow.global_resources.get("gpu").value
     if heavy and limit is not None and limit < asked:
         # Snakemake would lower what the jobs ask for and say nothing.
-        raise WorkflowError(
-            f"a job of this run takes {asked} GPU(s) (engine.tensor_parallel_size,"
+        sys.exit(
+            f"error: a job of this run takes {asked} GPU(s) (engine.tensor_parallel_size,"
             f" drafters.<name>.gpus), and the profile or --resources allows {limit}; lower the one,"
             f" or raise the other where the machine has more: --resources gpu={asked}"
         )
+    hold_run()
+    end_jobs_when_interrupted()
     if heavy and not os.environ.get("AERIE_UNCHECKED"):
         command = [sys.executable, f"{SCRIPTS}/check_run.py", "--brief", "--store", STORE]
         command += ["--config", as_json(CONFIG)]

@@ -4,7 +4,6 @@
 from pathlib import Path
 
 from aerie import cli
-from aerie.config import read_config
 from aerie.files import InputError
 from aerie.report import (
     Drafter,
@@ -23,7 +22,10 @@ def main() -> None:
         "--configfile", type=Path, nargs="*", default=[], help="in its place: a configuration's run"
     )
     args = parser.parse_args()
-    args.run = args.run or Path("results") / read_config(args.configfile).get("run", "demo")
+    if args.run is None:
+        from aerie.config import read_config  # takes longer than all the rest
+
+        args.run = Path("results") / read_config(args.configfile).get("run", "demo")
     verifier = read_object(args.run / "verifier/fingerprint.json", "source", "path")
     names = sorted(p.parent.name for p in args.run.glob("evaluation/*/speed.json"))
     if not names:

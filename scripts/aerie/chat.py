@@ -546,7 +546,7 @@ class ChatTemplate:
 
     def _knows(self, character: str) -> bool:
         ids = self.tokenizer(character, add_special_tokens=False)["input_ids"]
-        return character.isspace() or bool(
+        return character == " " or bool(
             self._readings(self._text(list(ids)).strip(" ")) & self._readings(character)
         )
 

@@ -132,7 +132,9 @@ def run(tmp_path):
         path.chmod(0o755)
 
     def run(**variables: str) -> subprocess.CompletedProcess:
-        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        # Its Python is the one with the library.
+        python = Path(sys.executable).parent
+        path = f"{tmp_path / 'bin'}:{python}:{os.environ['PATH']}"
         return subprocess.run(
             ["bash", ROOT / "scripts/run_workflow.sh", "snakemake"],
             cwd=tmp_path,
@@ -174,6 +176,7 @@ def test_a_squeue_that_does_not_answer_stops_only_runs_that_used_slurm(run, tmp_
 def test_a_snakemake_within_a_job_on_slurm_is_no_other_run(run, tmp_path, in_job):
     (tmp_path / ".snakemake/locks").mkdir(parents=True)
     (tmp_path / ".snakemake/locks/0.input.lock").touch()
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     other = subprocess.Popen(
         ["bash", "-c", 'exec -a "python -m snakemake " sleep 60'],
         cwd=tmp_path,

@@ -28,6 +28,7 @@ KEPT = {"run": "kept", "generation": {"mode": "keep"}}
 def test_jobs_are_snakemakes(project, over, tmp_path):
     file = tmp_path / "over.json"
     file.write_text(json.dumps(over))
+    (project.folder / "some/folder").mkdir(parents=True)
     status, text = project.dry_run("--configfile", "config/config.yaml", str(file))
     assert status == 0, text
     made, needed = {}, {}
