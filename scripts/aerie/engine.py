@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -141,6 +142,8 @@ class Engine:
                 "would be shorter than their tokens. Look for what sets it (a vLLM plugin, a "
                 "patched vLLM) and remove it"
             )
+        if not self.in_process:
+            threading.Thread(target=_tell_of_death, args=[self.llm.llm_engine], daemon=True).start()
         if capture_ids is not None and self.in_process:
             # vLLM's extraction method proposes every sampled token once more as a draft, so each
             # step computes two tokens for the one that is kept. A CPU pays for both.
@@ -246,6 +249,17 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _tell_of_death(engine: Any) -> None:
+    """Wake up who waits for the engine's next outputs when its process has died.
+
+    vLLM 0.32.0's client notices the death and ends the thread that receives outputs, but a caller
+    that waits for them already would wait for ever.
+    """
+    client = engine.engine_core
+    client.output_queue_thread.join()
+    client.outputs_queue.put_nowait(RuntimeError("the engine's process has ended"))
 
 
 def _failed(request: Request, tokens: list[int], reason: str) -> Failure:
