@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.files import InputError, read_json
+from aerie.plan import STAGES
 from aerie.report import as_count, as_share, read_benchmark
 
 SILENT_SECONDS = 60.0  # of a supervisor, which writes every few seconds
@@ -28,19 +29,6 @@ LOST_SECONDS = 3600.0  # of a log, from which on its job counts as lost
 TAIL = 1 << 18  # bytes read at the end of a progress file: about twenty minutes
 LOG_TAIL = 1 << 20  # bytes of a log that are triaged
 
-STAGES = (
-    "import_verifier",
-    "write_prompts",
-    "collect_prompts",
-    "generate_responses",
-    "tokenize_samples",
-    "map_vocabulary",
-    "extract_hidden_states",
-    "train_drafter",
-    "measure_acceptance",
-    "measure_speed",
-    "render_report",
-)
 STATES = (
     "not started",
     "waiting",
@@ -177,7 +165,8 @@ def gather(folder: Path, config: dict[str, Any] | None = None) -> RunStatus:
         if job.state == "done":
             reader.result(job)
     status.state = state_of(status.jobs)
-    status.disks = _disks(folder)
+    store = text((kept or config or {}).get("store") or "results/store")
+    status.disks = _disks(folder, folder.absolute().parent.parent / store)
     return status
 
 
@@ -741,11 +730,11 @@ def _reading(log: str) -> str:
     return "\n".join(text(x) for x in (worst.meaning, worst.advice))
 
 
-def _disks(folder: Path) -> list[dict[str, Any]]:
+def _disks(folder: Path, store: Path) -> list[dict[str, Any]]:
     """Free and total space of the run's disk and the store's, each disk once."""
     found: dict[int, dict[str, Any]] = {}
     here = next((p for p in (folder, *folder.absolute().parents) if _there(p)), folder)
-    for path in (here, folder.parent / "store"):
+    for path in (here, store):
         try:
             usage = shutil.disk_usage(path)
             device = path.stat().st_dev

@@ -182,7 +182,7 @@ def test_the_plan_leaves_out_last_states_where_no_loss_is_taken(place):
         stored[last_state] = result["bytes"]["states_stored"]
     left_out = (counts["tokens"] - counts["generated_tokens"]) * 7168 * 2
     assert result["bytes"]["states_omitted"] == left_out > 0
-    assert stored["all"] - stored["supervised"] == pytest.approx(0.685 * left_out)
+    assert stored["all"] - stored["supervised"] == pytest.approx(plan.LOSSLESS_SHARE * left_out)
 
 
 def test_the_plan_counts_the_prompts_that_there_are(place):
