@@ -36,6 +36,7 @@ from aerie.hidden_states import (
     check_states,
     checksum,
     file_checksum,
+    judge_ranks,
 )
 from aerie.leases import POLL_SECONDS, Leases, lease_path
 from aerie.samples import Row
@@ -268,22 +269,22 @@ def misled(
         if greedy
         else max(1000, len(teacher.head) // 20)
     )
-    found, start = {}, 0
-    for identity, _, chosen in samples:
-        own = ranks[start : start + len(chosen)]
-        start += len(chosen)
+    found = {}
+    own_ranks = ranks.split([len(chosen) for *_, chosen in samples])
+    for (identity, *_), own in zip(samples, own_ranks, strict=True):
         if (own >= limit).float().mean() > 0.5:
             found[identity] = (
                 "lm_head(final_norm(last state)) does not lead to the token that the verifier "
                 f"chose: {int(own.max())} tokens come before it"
             )
-    fine = [s for s in samples if s[0] not in found]
+    fine = [
+        own for (identity, *_), own in zip(samples, own_ranks, strict=True) if identity not in found
+    ]
     if len(found) >= FEWEST_FOR_A_VERDICT and len(found) > len(samples) / 2:
-        teacher.check(last[:, None], tokens, greedy)  # its words, where it sees it too
+        judge_ranks(ranks, greedy)  # its words, where it sees it too
         raise BadStates(next(iter(found.values())) + f", and so in {len(found)} samples")
     if len(fine) >= FEWEST_FOR_A_VERDICT:
-        rest = torch.cat([states[-len(chosen) :] for _, states, chosen in fine])
-        teacher.check(rest, [token for *_, chosen in fine for token in chosen], greedy)
+        judge_ranks(torch.cat(fine), greedy)
     return found
 
 

@@ -306,29 +306,37 @@ class Teacher:
 
     def check(self, states: torch.Tensor, next_tokens: list[int], greedy: bool) -> None:
         """Raise `BadStates` when the last states of the final `len(next_tokens)` positions do
-        not lead to the tokens that the verifier chose after them.
+        not lead to the tokens that the verifier chose after them (`judge_ranks`)."""
+        if next_tokens:
+            places = _spread(len(next_tokens))
+            last, chosen = states[-len(next_tokens) :, -1], torch.tensor(next_tokens)
+            judge_ranks(self.ranks(last[places], chosen[places]), greedy)
 
-        Looked at are 64 of the positions, spread over all. A near tie may fall either way in bf16,
-        so of many positions four fifths must agree, and
-        nine tenths must be among the best five and none beyond the best hundred, so that one pair
-        of samples that changed places is found. Sampled tokens only have to be likely.
-        """
-        if not next_tokens:
-            return
-        count = len(next_tokens)
-        places = torch.linspace(0, count - 1, min(count, 64)).round().long()
-        last, chosen = states[-count:, -1], torch.tensor(next_tokens)
-        ranks = self.ranks(last[places], chosen[places])
-        limit = 5 if greedy else 1000
-        agree = (ranks == 0).float().mean().item()
-        if (ranks < limit).float().mean().item() < 0.9 or (
-            greedy and (int(ranks.max()) >= 100 or (len(ranks) >= 8 and agree < 0.8))
-        ):
-            raise BadStates(
-                "lm_head(final_norm(last states)) does not lead to the tokens that the verifier "
-                f"chose: {agree:.0%} agree, worst rank {int(ranks.max())}; the layer ids or the "
-                "final-norm convention are shifted, or this is another model"
-            )
+
+def _spread(count: int) -> torch.Tensor:
+    """At most 64 positions, spread over all: int64."""
+    return torch.linspace(0, count - 1, min(count, 64)).round().long()
+
+
+def judge_ranks(ranks: torch.Tensor, greedy: bool) -> None:
+    """Raise `BadStates` when these `Teacher.ranks` are not those of the tokens' own states.
+
+    Looked at are 64 of them, spread over all. A near tie may fall either way in bf16, so of many
+    four fifths must be the best, and nine tenths must be among the best five and none beyond the
+    best hundred, so that one pair of samples that changed places is found. Sampled tokens only
+    have to be likely.
+    """
+    ranks = ranks[_spread(len(ranks))]
+    limit = 5 if greedy else 1000
+    agree = (ranks == 0).float().mean().item()
+    if (ranks < limit).float().mean().item() < 0.9 or (
+        greedy and (int(ranks.max()) >= 100 or (len(ranks) >= 8 and agree < 0.8))
+    ):
+        raise BadStates(
+            "lm_head(final_norm(last states)) does not lead to the tokens that the verifier "
+            f"chose: {agree:.0%} agree, worst rank {int(ranks.max())}; the layer ids or the "
+            "final-norm convention are shifted, or this is another model"
+        )
 
 
 def check_states(
