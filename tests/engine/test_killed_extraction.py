@@ -9,7 +9,7 @@ from conftest import ROOT, TINY_ENGINE, make_verifier, run_python
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 FAULTS = """
-import contextlib, json, sys
+import contextlib, json, sys, time
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -103,14 +103,26 @@ if __name__ == "__main__":
     @contextlib.contextmanager
     def dying():
         with engine() as e:
-            step = e.llm.llm_engine.step
+            step, deadline = e.llm.llm_engine.step, time.monotonic() + 60
 
             def stumble():
-                if len(list((root / "dying").rglob("*.safetensors"))) and not deaths:
+                # In the second shard, when the first is there.
+                if e.llm.llm_engine.asked > len(shards[0]["samples"]) and not deaths:
+                    while not list((root / "dying").rglob("*.safetensors")):
+                        assert time.monotonic() < deadline
+                        time.sleep(0.01)
                     deaths.append(1)
                     raise RuntimeError("out of memory")
                 return step()
 
+            add = e.llm.llm_engine.add_request
+            e.llm.llm_engine.asked = 0
+
+            def count(*arguments):
+                e.llm.llm_engine.asked += 1
+                add(*arguments)
+
+            e.llm.llm_engine.add_request = count
             e.llm.llm_engine.step = stumble
             yield e
 
