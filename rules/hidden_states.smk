@@ -5,7 +5,7 @@ from aerie.manifest import broken_shards
 # deleted, cut short or moved aside, a note says so; the note is an input of the lane, which is
 # then out of date. (Also in a dry run, or that could not tell.)
 def note_of(lane):
-    return Path(f"{RUN}/hidden_states/lane-{lane}.gone.json")
+    return Path(f"{RUN}/hidden_states/gone-{lane}.json")
 
 
 if workflow.is_main_process:
