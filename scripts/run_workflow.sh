@@ -34,7 +34,7 @@ if [[ -n $(ls -A .snakemake/locks 2>/dev/null) ]]; then
     done
     # A run renews its lease (results/<run>/.run.lease); one on another machine shows by that only.
     "$python" scripts/find_run.py results || exit 1
-    "$1" --unlock --quiet "${@:2}" >/dev/null 2>&1
+    "$@" --unlock --quiet >/dev/null 2>&1
 fi
 
 # Jobs on Slurm outlive a Snakemake that was killed, and what they make is kept. Snakemake would
