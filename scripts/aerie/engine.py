@@ -59,7 +59,7 @@ class EngineDied(InputError):
 
 
 class Engine:
-    """A vLLM engine in a process of its own, fed with token ids.
+    """A vLLM engine, fed with token ids: in a process of its own, on a CPU in this one.
 
     `settings`: the keys of the configuration's `engine` section. `capture_ids`: save the states
     of these layers (sorted; the last id may be the number of layers) for every request, as files
@@ -117,6 +117,11 @@ class Engine:
                 "model": str(drafter),
                 "num_speculative_tokens": num_speculative_tokens,
             }
+        if self.in_process and settings["enforce_eager"]:
+            # A compiler would fuse the norm with what is around it.
+            from aerie.cpu_kernels import PRIORITY
+
+            options["ir_op_priority"] = PRIORITY
         self.llm = LLM(
             model=str(model),
             dtype=_dtype(settings["dtype"]),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import set_num_threads  # vLLM puts a function that does nothing in its place
 
 from aerie.engine import Answer, EngineDied, Failure, Request, read_captured
 from aerie.files import InputError, read_json, write_json
@@ -288,6 +289,25 @@ def misled(
     return found
 
 
+def writers(most: int) -> concurrent.futures.ThreadPoolExecutor:
+    """At most `most` threads that check, pack and write beside an engine; make it before that."""
+    cores = os.sched_getaffinity(0)
+
+    def prepare() -> None:
+        # vLLM's CPU worker binds the main thread to a core, and threads inherit that.
+        os.sched_setaffinity(0, cores)
+        # More OpenMP threads than cores, and libgomp lets all of them sleep at every barrier: the
+        # engine would be a tenth slower from the first use of torch here on.
+        set_num_threads(1)
+        thread = threading.get_native_id()
+        # What the engine waits for comes before what writes.
+        os.setpriority(
+            os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10)
+        )
+
+    return concurrent.futures.ThreadPoolExecutor(min(most, len(cores)), initializer=prepare)
+
+
 class Filler:
     """Fills the missing shards of a lane; see `fill`."""
 
@@ -327,25 +347,13 @@ class Filler:
         self.batch: deque[Row] = deque()
         self.staged: dict[str, int] = {}
         self.writing: dict[concurrent.futures.Future[dict[str, str]], dict[str, Any]] = {}
+        self.pool = writers(2)
         self._teacher, self._teacher_lock = teacher, threading.Lock()
         self._head: Teacher | None = None
 
     # Main thread
 
     def run(self, start_engine: Callable[[], AbstractContextManager[Any]]) -> None:
-        cores = os.sched_getaffinity(0)
-
-        def prepare() -> None:
-            # vLLM's CPU worker binds the main thread to a core, and threads inherit that. The
-            # engine's threads wait for each other in every layer, so writers give way to them.
-            os.sched_setaffinity(0, cores)
-            thread = threading.get_native_id()
-            os.setpriority(
-                os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 10)
-            )
-
-        writers = 2 if len(cores) > 1 else 1
-        self.pool = concurrent.futures.ThreadPoolExecutor(writers, initializer=prepare)
         with self.pool:  # whatever happens, shards whose samples have come are written
             engines = 0
             while self.todo or self.batch or self.again or self.writing:

@@ -16,7 +16,7 @@ from typing import Any
 from aerie.chat import ChatTemplate, Unverified
 from aerie.endpoint import EndpointError, Endpoints, Refused
 from aerie.engine import Answer, Engine, Failure, Request, read_captured
-from aerie.extraction import check_room, misled, put_shard
+from aerie.extraction import check_room, misled, put_shard, writers
 from aerie.files import InputError, digest, read_json_lines, write_json_lines
 from aerie.hidden_states import BadStates, Sample, Store, Teacher
 from aerie.leases import POLL_SECONDS, Leases
@@ -303,7 +303,7 @@ class Capture:
         self.tokens = 0
         self.failed: list[str] = []
         self.written: Callable[[int], None] = lambda _: None
-        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._pool = writers(1)
         self._writing: list[concurrent.futures.Future[None]] = []
 
     def take(self, answer: dict[str, Any], states: Path | None) -> None:
