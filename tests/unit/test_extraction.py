@@ -308,7 +308,9 @@ def test_a_killed_run_and_its_continuation_write_what_an_undisturbed_one_does(tm
     assert other.bytes() == whole
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "other verifier", "other samples"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "foreign", "other verifier", "other samples", "folder", "link to nothing"]
+)
 def test_a_damaged_or_foreign_shard_is_moved_aside_and_made_again(lane, damage):
     lane.run()
     whole = lane.bytes()
@@ -317,6 +319,12 @@ def test_a_damaged_or_foreign_shard_is_moved_aside_and_made_again(lane, damage):
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "foreign":
         path.write_bytes(b"not a shard")
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    elif damage == "link to nothing":
+        path.unlink()
+        path.symlink_to("nothing")
     elif damage == "other samples":
         path.write_bytes(lane.store.path(lane.shards[0]["id"]).read_bytes())
     else:
@@ -342,17 +350,108 @@ def test_a_flipped_bit_is_found_when_a_sample_is_copied(tmp_path, lane):
     assert right(edited)
 
 
+def test_a_shard_that_another_run_moved_aside_first_is_no_fault(lane):
+    lane.run()
+    path = lane.store.path(lane.shards[1]["id"])
+    assert lane.store.set_aside(path) == lane.store.folder / "damaged" / path.name
+    assert lane.store.set_aside(path) is None
+
+
+def test_a_shard_that_cannot_be_read_now_is_left_where_it_is(lane, monkeypatch):
+    lane.run()
+    path = lane.store.path(lane.shards[1]["id"])
+    real = Path.open
+
+    def refuse(self, *arguments, **more):
+        if self == path:
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match="Too many open files"):
+        lane.run()
+    assert path.is_file()
+    assert lane.engine.started == 0
+
+
+def test_a_kill_between_a_shard_and_its_facts_forgets_nothing(lane, monkeypatch):
+    def refuse(n, key, states):
+        return "no" if key.startswith("s17") else states
+
+    def killed(path, left_out):
+        if left_out:
+            raise KeyboardInterrupt
+        return real(path, left_out)
+
+    real = extraction.write_facts
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(extraction, "write_facts", killed)
+        lane.run(refuse)
+    assert len(lane.read()) == 59
+    manifest = lane.run(refuse)
+    assert lane.engine.started == 0
+    assert manifest["quarantined"] == {"s17": "no"}
+    assert manifest["samples"] == 59
+
+
+def test_facts_of_an_earlier_shard_of_the_name_are_not_taken_for_those_of_this_one(
+    lane, monkeypatch
+):
+    manifest = lane.run()
+    path = lane.store.path(lane.shards[1]["id"])
+    facts = json.loads(extraction.facts_path(path).read_text())
+    # Of the same size, of other states, as another engine may have made them.
+    extraction.facts_path(path).write_text(json.dumps({**facts, "checksum": "0" * 16}))
+    path.unlink()
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(
+            extraction, "write_facts", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        lane.run()
+    assert path.is_file()
+    assert lane.run()["shards"] == manifest["shards"]
+
+
+def test_samples_are_copied_by_what_they_are_not_by_where_they_lay(tmp_path, lane):
+    """Another run makes the shard anew after this one looked, with the samples elsewhere in it."""
+    lane.run()
+    edited = Lane(tmp_path, rows(60)[1:])
+    name, find = lane.shards[0]["id"], edited.store.find_samples
+
+    def then_changed(keys):
+        found = find(keys)
+        with Shard(lane.store.path(name)) as shard:
+            samples = [shard.read(number) for number in range(12)]
+        lane.store.write(name, samples[::-1])
+        return found
+
+    edited.store.find_samples = then_changed
+    assert edited.run(floor=1.0)["samples"] == 59
+    assert right(edited)
+    assert lane.store.has(name)
+
+
+def test_a_list_of_shards_that_does_not_fit_the_samples_is_said_to_be_so(lane):
+    del lane.rows["s7"]
+    with pytest.raises(InputError, match=r"1 samples of .*\(s7\); delete both"):
+        lane.run()
+
+
 def test_what_a_manifest_names_is_missed_when_it_is_gone_or_cut(tmp_path, lane):
     manifest = tmp_path / "lane-0.json"
     assert broken_shards(manifest, tmp_path / "store") == []
     manifest.write_text(json.dumps(lane.run()))
     assert broken_shards(manifest, tmp_path / "store") == []
+    # What comes and goes beside the shards while another run writes is none of them.
+    (lane.store.folder / ".x.1.abc.tmp").symlink_to("gone")
+    assert broken_shards(manifest, tmp_path / "store") == []
     first, second, *_ = (lane.store.path(s["id"]) for s in lane.shards)
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
     assert set(broken_shards(manifest, tmp_path / "store")) == {first.name, second.name}
-    manifest.write_text("{")
-    assert broken_shards(manifest, tmp_path / "store") == ["lane-0.json"]
+    for text in ("{", "[]", '{"shards": [1]}', '{"shards": [{"file": "a", "bytes": 1}]}'):
+        manifest.write_text(text)
+        assert broken_shards(manifest, tmp_path / "store") == ["lane-0.json"]
 
 
 def test_too_little_room_is_said_with_figures_before_anything_starts(lane, monkeypatch):
