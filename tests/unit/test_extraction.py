@@ -2,8 +2,11 @@
 
 import concurrent.futures
 import errno
+import itertools
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +22,7 @@ from aerie import extraction, staging
 from aerie.engine import Answer, EngineDied, Failure
 from aerie.extraction import LaneWork, check_room, describe_lane, fill
 from aerie.files import InputError
-from aerie.hidden_states import BadStates, Convention, Shard, Store, sample_key
+from aerie.hidden_states import BadStates, Convention, Sample, Shard, Store, sample_key
 from aerie.leases import Leases, lease_path
 from aerie.manifest import broken_shards
 from aerie.samples import Row, describe_shard
@@ -392,6 +395,48 @@ def test_a_kill_between_a_shard_and_its_facts_forgets_nothing(lane, monkeypatch)
     assert lane.engine.started == 0
     assert manifest["quarantined"] == {"s17": "no"}
     assert manifest["samples"] == 59
+
+
+def test_a_writer_killed_before_any_step_leaves_a_whole_shard_or_none(lane):
+    samples = [Sample(i, torch.tensor(r.input_ids), true_states(r.input_ids))
+               for i, r in list(lane.rows.items())[1:12]]  # fmt: skip
+    shard, left_out = lane.shards[0], {lane.store.key(lane.rows["s0"].input_ids, []): "no"}
+    path = lane.store.path(shard["id"])
+    extraction.put_shard(lane.store, shard["id"], samples, left_out)
+    whole = lane.bytes()
+    steps = {"open", "tempfile.mkstemp", "os.rename", "os.remove", "os.chmod", "os.mkdir", "fsync"}
+    for number in itertools.count(1):
+        shutil.rmtree(lane.store.folder)
+        if (child := os.fork()) == 0:
+            left = [number]
+
+            def step(event, arguments, left=left):
+                if event in steps and str(lane.store.folder) in str(arguments[0]):
+                    left[0] -= 1
+                    if not left[0]:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            def sync(file, real=os.fsync, step=step):
+                step("fsync", [os.readlink(f"/proc/self/fd/{file}")])
+                real(file)
+
+            os.fsync = sync
+            sys.addaudithook(step)
+            extraction.put_shard(lane.store, shard["id"], samples, left_out)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        there = path.exists()
+        work = LaneWork(lane.store, lane.rows, [shard])
+        assert work.missing == ([] if there else [shard])
+        assert work.left_out == ({"s0": "no"} if there else {})
+        if not there:
+            extraction.put_shard(lane.store, shard["id"], samples, left_out)
+        # Temporary files are left, which `store.py gc` collects.
+        assert {n: b for n, b in lane.bytes().items() if n[0] != "."} == whole
+        if status == 0:
+            break
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert number > 15  # steps there are
 
 
 def test_facts_of_an_earlier_shard_of_the_name_are_not_taken_for_those_of_this_one(
