@@ -7,6 +7,7 @@ Run from the folder of the workflow. Exit status 1: something is wrong, and was 
 import argparse
 import concurrent.futures
 import json
+import math
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 from aerie import cli
 from aerie.files import InputError, write_json
+from aerie.hidden_states import BadStates, Convention, Shard, Store, Teacher
 from aerie.leases import Leases
 from aerie.progress import JobProgress
 from aerie.store_care import (
@@ -99,7 +101,17 @@ def main() -> None:
     args = parser.parse_args()
     if not args.store.is_dir():
         raise InputError(f"{args.store}: no such folder; run from the workflow's, or give --store")
-    args.function(args)
+    try:
+        args.function(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `… | head`; what is left to be printed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except BadStates as error:
+        raise BadStates(
+            f"{error}. `store.py verify --set-aside` moves damaged files aside; `snakemake` makes "
+            "them anew"
+        ) from error
 
 
 def sample_size(text: str) -> float:
@@ -108,7 +120,7 @@ def sample_size(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1
-    if value <= 0 or (value >= 1 and value != int(value)):
+    if not 0 < value < math.inf or (value >= 1 and value != int(value)):
         raise argparse.ArgumentTypeError(f"{text}: expected a number of shards, or a share below 1")
     return value
 
@@ -123,6 +135,9 @@ def size_text(count: float) -> str:
 
 def results_of(args: argparse.Namespace) -> list[Path]:
     """Folders of the runs that may name shards of the store."""
+    for place in args.results or []:
+        if not place.is_dir():
+            raise InputError(f"--results {place}: no such folder")
     beside = args.store.parent
     return args.results or [beside if beside.name == "results" else Path("results")]
 
@@ -154,14 +169,15 @@ def verify_store(args: argparse.Namespace) -> None:
             print(f"  {problem}")
         if len(finding.problems) > 5:
             print(f"  and {len(finding.problems) - 5} more")
-        print(f"  repair: {finding.repair}")
+        if finding.repair:
+            print(f"  repair: {finding.repair}")
         if args.set_aside:
             set_aside(finding)
     for path, error in named.unreadable.items():
         print(f"{path}\n  {error}\n  repair: delete it and run `snakemake` again")
     wrong = len(findings) + len(named.unreadable)
     print(f"{len(paths)} shards with {tokens} tokens read, {wrong} wrong")
-    if findings:
+    if any(finding.repair for finding in findings):
         print(
             "Repaired as said: now run `snakemake`."
             if args.set_aside
@@ -205,8 +221,6 @@ def list_store(args: argparse.Namespace) -> None:
 
 
 def show_shard(args: argparse.Namespace) -> None:
-    from aerie.hidden_states import Shard
-
     path = find_shard(args.store, args.shard)
     about = summarize_shard(path, read_named(args.store, results_of(args)))
     with Shard(path) as shard:
@@ -263,23 +277,34 @@ def collect_garbage(args: argparse.Namespace) -> None:
     if named.unfinished or named.unreadable:
         print("So no shard is collected; finish these runs or delete their folders.")
     found = find_garbage(args.store, named)
-    for item in found:
+    kept = 0
+    for item in list(found):
         print(f"{size_text(item.bytes):>9}  {item.path}  ({item.why})")
-        if args.delete:
-            if item.path.is_dir():
-                shutil.rmtree(item.path, ignore_errors=True)
-            else:
-                item.path.unlink(missing_ok=True)
+        try:
+            if args.delete:
+                delete(item.path)
+        except OSError as error:
+            print(f"           not deleted: {error.strerror}")
+            found.remove(item)
+            kept += 1
     total = sum(item.bytes for item in found)
     print(
         f"{len(found)} files, {total} bytes ({size_text(total)}) "
         + ("deleted" if args.delete else "could be deleted: `store.py gc --delete`")
+        + (f"; {kept} could not be" if kept else "")
     )
+    sys.exit(1 if kept else 0)
+
+
+def delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def export_states(args: argparse.Namespace) -> None:
     from aerie import exchange
-    from aerie.hidden_states import Teacher
 
     source = exchange.read_source(args.run, args.store)
     exchange.prepare_folder(args.folder, source)
@@ -310,7 +335,6 @@ def export_states(args: argparse.Namespace) -> None:
 
 def import_states(args: argparse.Namespace) -> None:
     from aerie import exchange
-    from aerie.hidden_states import Convention, Store, Teacher
 
     verifier = cli.read_fingerprint(args.run / "verifier/fingerprint.json")
     stated = exchange.Stated.of(
@@ -325,7 +349,11 @@ def import_states(args: argparse.Namespace) -> None:
             f"({len(others)} other files)"
         )
     convention = Convention(
-        verifier["fingerprint"], stated.layer_ids, verifier["hidden_size"], args.format
+        verifier["fingerprint"],
+        stated.layer_ids,
+        verifier["hidden_size"],
+        args.format,
+        tokenizer=verifier["tokenizer"],
     )
     store = Store(args.store, convention)
     with JobProgress("import", len(files), "files") as bar:
@@ -336,6 +364,7 @@ def import_states(args: argparse.Namespace) -> None:
             Teacher(Path(verifier["path"])),
             stated,
             exchange.masks_of(args.run, args.folder),
+            lambda done: exchange.write_import(args.store, args.folder, store, stated, done),
             bar.update,
         )
     print(

@@ -18,6 +18,10 @@ def run(main: Callable[[], None]) -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.status)
+    except PermissionError as error:
+        traceback.print_exc()
+        print(f"error: {error}; this user may not do that", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

@@ -34,16 +34,19 @@ from aerie.hidden_states import (
     Store,
     Teacher,
     check_states,
+    checksum,
     file_checksum,
     sample_key,
     shard_id,
 )
 from aerie.samples import Row, read_samples
-from aerie.store_care import IMPORTS
+from aerie.store_care import IMPORTS, Named, read_named, read_run
 from aerie.verifier import resolve_layer_ids
 
 SHARD_BYTES = 1 << 30
 """Uncompressed bytes after which an imported shard ends."""
+
+TWINS = "the same states as another file's of other tokens"
 
 FILES_A_FOLDER = 5000
 """As SpecForge groups its files."""
@@ -305,6 +308,7 @@ def import_files(
     teacher: Teacher,
     stated: Stated,
     masks: Callable[[str], np.ndarray | None],
+    written: Callable[[Imported], object],
     progress: Callable[[int, str], None],
 ) -> Imported:
     """Write others' files as shards of the store's convention.
@@ -312,7 +316,8 @@ def import_files(
     Extraction finds a sample by its tokens in any shard of the convention, so the next run with
     these samples copies them. Those that the store holds already are left alone. `names`: what
     the files are called in the report; `masks`: the loss mask of a sample key, for files that
-    have none. A file that fails a check is counted and left where it is.
+    have none; `written` is called for every shard, so that a manifest names it before the next
+    one. A file that fails a check is counted and left where it is.
     """
     done = Imported()
     keys: dict[int, str] = {}
@@ -324,29 +329,20 @@ def import_files(
     found = store.find_samples(set(keys.values()))
     present = [(files[n], found[k]) for n, k in keys.items() if k in found]
     _compare(present[:8], stated)
+    done.shards = [_entry(p) for p in _unnamed(store, {p for p, _ in found.values()})]
     taken: set[str] = set()
     waiting: list[Sample] = []
+    first: dict[str, str] = {}
 
     def flush() -> None:
         if waiting:
             shard = shard_id(sample_key(s.tokens.tolist()) for s in waiting)
-            path = store.write(shard, waiting)
-            tokens = sum(len(s.tokens) for s in waiting)
-            done.shards.append(
-                {
-                    "id": shard,
-                    "file": path.name,
-                    "samples": [s.id for s in waiting],
-                    "tokens": tokens,
-                    "bytes": path.stat().st_size,
-                    "checksum": file_checksum(path),
-                }
-            )
+            done.shards.append(_entry(store.write(shard, waiting)))
             done.samples += len(waiting)
-            done.tokens += tokens
+            done.tokens += sum(len(s.tokens) for s in waiting)
             waiting.clear()
+            written(done)
 
-    size = 0
     for number, path in enumerate(files):
         key = keys.get(number)
         if key in found:
@@ -357,18 +353,46 @@ def import_files(
             try:
                 foreign = read_foreign(path)
                 states = _checked(foreign, masks(key), store.convention, teacher, stated)
+                twin = first.setdefault(checksum(states), names[number])
+                if twin != names[number]:
+                    # One of them is wrong; which, cannot be seen.
+                    for other in [s for s in waiting if s.id == twin]:
+                        waiting.remove(other)
+                        done.refuse(twin, Unusable(TWINS, names[number]))
+                    raise Unusable(TWINS, twin)
                 done.rounded += foreign.states.dtype != torch.bfloat16
                 waiting.append(Sample(names[number], foreign.tokens, states))
                 taken.add(key)
-                size += states.numel() * 2
             except Unusable as error:
                 done.refuse(names[number], error)
-        if size >= SHARD_BYTES:
+        if sum(s.states.nbytes for s in waiting) >= SHARD_BYTES:
             flush()
-            size = 0
         progress(number + 1, f"{len(done.refused)} refused")
     flush()
     return done
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """What a manifest says of this shard."""
+    with Shard(path) as shard:
+        return {
+            "id": path.stem,
+            "file": path.name,
+            "samples": [s["id"] for s in shard.samples],
+            "tokens": sum(s["tokens"] for s in shard.samples),
+            "bytes": path.stat().st_size,
+            "checksum": file_checksum(path),
+        }
+
+
+def _unnamed(store: Store, paths: set[Path]) -> list[Path]:
+    """Those of an import that was killed before a manifest named them."""
+    named = read_named(store.folder.parents[1], []).shards
+    return sorted(
+        p
+        for p in paths
+        if (store.convention.key, p.stem) not in named and not p.with_suffix(".json").exists()
+    )
 
 
 def _compare(present: list[tuple[Path, tuple[Path, int]]], stated: Stated) -> None:
@@ -428,6 +452,8 @@ def _checked(
         raise Unusable("states cannot be those of the tokens", str(error)) from None
     if mask is None and foreign.mask is not None:
         mask = foreign.mask.numpy()
+    if mask is not None and len(mask) != len(tokens):
+        raise Unusable("loss mask of another length", f"{len(mask)} of {len(tokens)} tokens")
     if mask is None and stated.greedy:
         raise Unusable(
             "no loss mask",
@@ -444,9 +470,14 @@ def _checked(
 
 
 def write_import(root: Path, source: Path, store: Store, stated: Stated, done: Imported) -> Path:
-    """Write the manifest that names the imported shards, so that nothing collects them."""
+    """Write the manifest that names the shards imported from this folder, also before, so that
+    nothing collects them."""
     c = store.convention
-    path = root / IMPORTS / f"{digest(c.key, [s['id'] for s in done.shards])[:16]}.json"
+    name = digest(c.key, str(source.resolve()), stated.after_norm)[:16]
+    path = root / IMPORTS / f"{name}.json"
+    new = {s["id"] for s in done.shards}
+    before = read_json(path)["shards"] if path.exists() else []
+    shards = [s for s in before if s["id"] not in new and store.has(s["id"])] + done.shards
     write_json(
         path,
         {
@@ -456,9 +487,9 @@ def write_import(root: Path, source: Path, store: Store, stated: Stated, done: I
                 + ("its length lost" if stated.after_norm else "as it was"),
             },
             "source": str(source),
-            "shards": done.shards,
-            "samples": done.samples,
-            "tokens": done.tokens,
+            "shards": shards,
+            "samples": sum(len(s["samples"]) for s in shards),
+            "tokens": sum(s["tokens"] for s in shards),
             "refused": done.refused,
         },
     )
@@ -475,8 +506,14 @@ def masks_of(run: Path, folder: Path) -> Callable[[str], np.ndarray | None]:
         if (place / "dataset_info.json").is_file():
             from datasets import load_from_disk
 
-            for row in load_from_disk(str(place)).with_format(None):
-                known[sample_key(row["input_ids"])] = np.asarray(row["loss_mask"], bool)
+            try:
+                for row in load_from_disk(str(place)).with_format(None):
+                    known[sample_key(row["input_ids"])] = np.asarray(row["loss_mask"], bool)
+            except Exception as error:  # whatever its readers raise
+                raise InputError(
+                    f"{place}: expected a data set with the columns input_ids and loss_mask; "
+                    f"found {type(error).__name__}: {error}"
+                ) from None
             break
     samples = run / "samples/samples.parquet"
     if samples.is_file():
@@ -518,29 +555,34 @@ class Source:
 def read_source(run: Path, store: Path) -> Source:
     """The samples of a finished extraction; `InputError` when there is none."""
     rows = read_samples(run / "samples/samples.parquet")
-    manifests = [read_json(p) for p in sorted(run.glob("hidden_states/lane-*.json"))]
-    if not manifests:
-        raise InputError(f"{run}/hidden_states: no lane-*.json; run `snakemake` first")
-    key = manifests[0]["convention"]["key"]
+    named = Named()
+    read_run(run, named)
+    for path, error in named.unreadable.items():
+        raise InputError(f"{path}: {error}; delete it and run `snakemake`")
+    for reason in named.unfinished.values():
+        raise InputError(f"{run}: {reason}; run `snakemake` first")
+    wanted = [s["id"] for s in read_json(run / "samples/shards.json")["shards"]]
+    # Of a run that had other layers, or more lanes, manifests are left that nothing reads any more.
+    first = read_json(run / "hidden_states/lane-0.json")["convention"]
     places: dict[str, list[tuple[Row, Path, int]]] = {"train": [], "heldout": []}
-    for manifest in manifests:
-        for entry in manifest["shards"]:
-            path = store / "hidden_states" / key / entry["file"]
-            for position, identity in enumerate(entry["samples"]):
-                row = rows.get(identity)
+    for identity in wanted:
+        for naming in named.shards.get((first["key"], identity), [])[:1]:
+            path = store / "hidden_states" / first["key"] / naming.entry["file"]
+            for position, sample in enumerate(naming.entry["samples"]):
+                row = rows.get(sample)
                 if row is None:
                     raise InputError(
-                        f"{run}: the lanes' manifests name sample {identity}, samples.parquet does "
+                        f"{run}: the lanes' manifests name sample {sample}, samples.parquet does "
                         "not; run `snakemake` first"
                     )
                 places[row.split].append((row, path, position))
-    return Source(
-        manifests[0]["convention"], places["train"] + places["heldout"], len(places["train"])
-    )
+    return Source(first, places["train"] + places["heldout"], len(places["train"]))
 
 
 def prepare_folder(folder: Path, source: Source) -> None:
     """Make the empty folder to export to; `InputError` when it is not, or the disk too small."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: a file; expected the name of a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: not empty; an export is written whole, into a new folder")
     c = source.convention

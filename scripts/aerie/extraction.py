@@ -11,6 +11,7 @@ it is batched with, so only a shard that is computed by itself is the same whate
 """
 
 import concurrent.futures
+import contextlib
 import math
 import os
 import shutil
@@ -27,7 +28,7 @@ import torch
 from torch import set_num_threads  # vLLM puts a function that does nothing in its place
 
 from aerie.engine import Answer, EngineDied, Failure, Request, read_captured
-from aerie.files import InputError, read_json, write_json
+from aerie.files import InputError, read_optional, write_json
 from aerie.hidden_states import (
     BadStates,
     Sample,
@@ -73,8 +74,10 @@ def put_shard(
     beat: Callable[[], None] = lambda: None,
 ) -> None:
     """Write a shard, and beside it its size and checksum and which samples it lacks, and why."""
-    path = store.write(shard, samples, beat)
-    write_facts(path, left_out)
+    facts = facts_path(store.path(shard))
+    if left_out or facts.exists():  # before the shard: a kill in between must not lose them
+        write_json(facts, {"left_out": left_out})
+    write_facts(store.write(shard, samples, beat), left_out)
 
 
 def write_facts(path: Path, left_out: dict[str, str]) -> dict[str, Any]:
@@ -89,13 +92,10 @@ def write_facts(path: Path, left_out: dict[str, str]) -> dict[str, Any]:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts beside a shard; made anew when a kill came between the two files."""
-    try:
-        facts = read_json(facts_path(path))
-        if facts.keys() >= {"bytes", "checksum", "left_out"}:
-            return facts
-    except InputError:
-        pass
-    return write_facts(path, {})
+    facts = read_optional(facts_path(path))
+    if facts.keys() >= {"bytes", "checksum", "left_out"}:
+        return facts
+    return write_facts(path, facts.get("left_out", {}))
 
 
 # Disk space
@@ -108,7 +108,7 @@ def measured_ratio(store: Store, shards: int = 32) -> float:
         try:
             with Shard(path) as shard:
                 raw += sum(s["tokens"] for s in shard.samples) * store.convention.bytes_per_token()
-            stored += path.stat().st_size
+                stored += shard.size
         except InputError:
             continue
     return min(1.0, 1.05 * stored / raw) if raw else 1.0
@@ -141,7 +141,10 @@ def check_room(store: Store, tokens: int, max_gib: float | None) -> None:
             f"{figures}, and {free / 2**30:.2f} GiB are free at {root}: make room, {way}"
         )
     if max_gib is not None:
-        stored = sum(p.stat().st_size for p in root.rglob("*.safetensors"))
+        stored = 0
+        for path in root.rglob("*.safetensors"):
+            with contextlib.suppress(FileNotFoundError):  # another run moves or collects it
+                stored += path.stat().st_size
         if stored + needed > max_gib * 2**30:
             raise InputError(
                 f"{figures}; with the {stored / 2**30:.2f} GiB in {root} that is more than "
@@ -163,6 +166,11 @@ class LaneWork:
 
     def __init__(self, store: Store, rows: dict[str, Row], shards: list[dict[str, Any]]):
         self.store, self.rows, self.shards = store, rows, shards
+        if lost := [i for s in shards for i in s["samples"] if i not in rows]:
+            raise InputError(
+                f"{len(lost)} samples of samples/shards.json are not in samples/samples.parquet "
+                f"({', '.join(lost[:3])}); delete both and run `snakemake`, they are made anew"
+            )
         self.keys = {
             i: store.key(rows[i].input_ids, rows[i].loss_mask) for s in shards for i in s["samples"]
         }
@@ -177,9 +185,9 @@ class LaneWork:
         self.found = store.find_samples({self.keys[i] for s in self.missing for i in s["samples"]})
 
     def usable(self, shard: dict[str, Any]) -> bool:
-        """Whether the shard is there and what its name says; one that is not is moved aside."""
+        """Whether the shard is there and what its name says; what is not is moved aside."""
         path = self.store.path(shard["id"])
-        if not path.is_file():
+        if not os.path.lexists(path):
             return False
         try:
             self.inspect(shard)
@@ -199,10 +207,10 @@ class LaneWork:
             if opened.convention.key != c.key:
                 raise BadStates(f"{path}: a shard of another verifier, of other layers or format")
             held = deque((s["key"], s["tokens"]) for s in opened.samples)
-            omitted = opened.omitted_bytes()
+            omitted, size = opened.omitted_bytes(), opened.size
         facts = read_facts(path)
-        if facts["bytes"] != path.stat().st_size:
-            raise BadStates(f"{path}: {path.stat().st_size} bytes, written as {facts['bytes']}")
+        if facts["bytes"] != size:
+            raise BadStates(f"{path}: {size} bytes, written as {facts['bytes']}")
         samples, tokens, left_out = [], 0, {}
         for identity in shard["samples"]:
             key = self.keys[identity]
@@ -558,11 +566,13 @@ class Filler:
         path, number = self.work.found[key]
         try:
             with Shard(path) as other:
-                sample = other.read(number)
+                there = [entry["key"] for entry in other.samples[number : number + 1]] == [key]
+                sample = other.read(number) if there else None
         except BadStates:
-            if path.exists():
-                self.work.store.set_aside(path)
+            self.work.store.set_aside(path)
             raise
+        if sample is None:
+            raise BadStates(f"{path} was made anew meanwhile, without this sample at its place")
         return replace(sample, id=identity)
 
     def ask_teacher(self, shard: dict[str, Any], samples: dict[str, Sample]) -> dict[str, str]:

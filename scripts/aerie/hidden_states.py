@@ -5,13 +5,15 @@ It lies under a name made of everything that determines it, so it exists or it d
 never stale. It is written to a temporary name, checked, synced and renamed.
 """
 
+import contextlib
+import errno
 import functools
 import json
 import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +28,9 @@ from aerie.files import LASTING, InputError, digest, whole_file
 
 FORMAT_VERSION = 2
 """Raised when the same samples would be stored differently or must be extracted again."""
+
+FORMATS = ("lossless", "raw", "fp8")
+LAST_STATES = ("all", "supervised")
 
 QUARANTINE = "damaged"
 
@@ -46,6 +51,13 @@ ZSTD = zstandard.ZstdCompressionParameters(
     min_match=7,
     target_length=0,
 )
+
+
+# What opening or reading says of a file that is none, or is damaged itself (a bad sector: EIO).
+_NO_SHARD = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO)
+
+# What parsing raises of bytes that are no shard's.
+_UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError, zstandard.ZstdError)
 
 
 class BadStates(InputError):
@@ -344,10 +356,13 @@ def check_states(
     tokens: torch.Tensor,
     convention: Convention,
     loss_mask: Sequence[bool] | None = None,
+    rounded: bool = False,
 ) -> None:
     """Raise `BadStates` for states that cannot be those of `tokens`.
 
-    With `loss_mask` the last layer is looked at only where that is set.
+    With `loss_mask` the last layer is looked at only where that is set. Of states that were
+    `rounded` to fp8 only shape, NaN and infinity are: its one scale a token makes the small
+    values of one layer zero where another layer's are some ten thousand times as large.
 
     Wrong shape or dtype; NaN or infinity; a row with one value in all channels or mostly zeros;
     a row that is the same at different tokens, whatever lies between them; two layers alike.
@@ -364,6 +379,8 @@ def check_states(
     faults = planes.scan(bits, last, _weights(wanted[2]), digests)
     if faults & planes.NOT_FINITE:
         raise BadStates("states hold NaN or infinity")
+    if rounded:
+        return
     if faults & planes.CONSTANT:
         raise BadStates("states are the same in all channels of a layer")
     if faults & planes.ZEROS:
@@ -397,6 +414,11 @@ class Store:
     """The folder of one convention's shards."""
 
     def __init__(self, root: Path, convention: Convention):
+        if convention.format not in FORMATS or convention.last_state not in LAST_STATES:
+            raise InputError(
+                f"found format {convention.format!r}, last_state {convention.last_state!r}; "
+                f"expected one of {', '.join(FORMATS)} and one of {', '.join(LAST_STATES)}"
+            )
         if convention.hidden_size % 8:
             raise InputError(
                 f"the verifier's hidden size is {convention.hidden_size}; shards take multiples "
@@ -428,7 +450,8 @@ class Store:
         c = self.convention
         supervised = c.last_state == "supervised"
         for sample in samples:
-            check_states(sample.states, sample.tokens, c, sample.loss_mask if supervised else None)
+            mask = sample.loss_mask if supervised else None
+            check_states(sample.states, sample.tokens, c, mask, sample.fp8 is not None)
             if supervised and len(sample.loss_mask) != len(sample.tokens):
                 raise ValueError(f"sample {sample.id}: the loss mask has another length")
         samples = [_as_stored(s, c) for s in samples]
@@ -513,12 +536,15 @@ class Store:
         return found
 
     @staticmethod
-    def set_aside(path: Path) -> Path:
-        """Move a damaged file out of the way, so that it is made again."""
+    def set_aside(path: Path) -> Path | None:
+        """Move what is no whole shard out of the way, so that it is made again; its new name,
+        None when somebody else was first."""
         target = path.parent / QUARANTINE / path.name
-        target.parent.mkdir(exist_ok=True)
-        path.replace(target)
-        return target
+        with contextlib.suppress(FileNotFoundError):
+            target.parent.mkdir(exist_ok=True)
+            path.replace(target)
+            return target
+        return None
 
 
 def _as_stored(sample: Sample, convention: Convention) -> Sample:
@@ -577,48 +603,74 @@ class _TensorFile:
 
 
 class Shard:
-    """An open shard file. `samples`: one entry each with `id`, `key`, `tokens`, `checksum`.
+    """An open shard file. `samples`: one entry each with `id`, `key`, `tokens`, `checksum`;
+    `name`: the id it was written under; `size`: bytes of the file.
 
-    Raises `BadStates` for a file that is cut, damaged or another's, `InputError` for one of a
-    newer Aerie.
+    Raises `BadStates` for a file that is absent, cut, damaged or another's; `InputError` for one
+    that says nothing of its states: of another version of the format, or not to be read now.
     """
 
     def __init__(self, path: Path):
         self.path = Path(path)
-        try:
+        with self._refusing("not a whole shard: "):
             self._file = self.path.open("rb", buffering=0)
-        except OSError as error:
-            raise BadStates(f"{path}: not a whole shard ({error})") from error
         try:
-            self._read_header()
-        except (OSError, KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
-            self._file.close()
-            raise BadStates(f"{path}: not a whole shard ({error})") from error
+            with self._refusing("not a whole shard: "):
+                self._read_header()
         except InputError:
             self._file.close()
             raise
 
+    @contextlib.contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        """Turn whatever reading raises into `BadStates`, or `InputError` where it is not the file
+        that is at fault (rights, open files, a server), so that it stays where it is."""
+        try:
+            yield
+        except OSError as error:
+            text = error.strerror or str(error)
+            if error.errno not in _NO_SHARD:
+                raise InputError(
+                    f"{self.path}: cannot be read ({text}), which says nothing of its states; "
+                    "put that right and run again"
+                ) from error
+            raise BadStates(f"{self.path}: {what}{text}") from error
+        except KeyError as error:
+            raise BadStates(f"{self.path}: {what}it has no {error}") from error
+        except _UNREADABLE as error:
+            raise BadStates(f"{self.path}: {what}{error}") from error
+
     def _read_header(self) -> None:
-        size = os.fstat(self._file.fileno()).st_size
-        (room,) = struct.unpack("<Q", self._file.read(8))
+        size = self.size = os.fstat(self._file.fileno()).st_size
+        if size < 8:
+            raise ValueError(f"{size} bytes, less than the length of a header")
+        room = int(self._read(0, 8).view("<u8")[0])
         if room > size - 8:
-            raise ValueError("its header is longer than the file")
-        header = json.loads(self._file.read(room))
-        meta = header.pop("__metadata__")
-        if meta.get("aerie", "").isdecimal() and int(meta["aerie"]) > FORMAT_VERSION:
-            raise InputError(f"{self.path}: written by a newer Aerie (format {meta['aerie']})")
-        if meta["aerie"] != str(FORMAT_VERSION):
-            raise ValueError(f"found format {meta['aerie']}, expected {FORMAT_VERSION}")
+            raise ValueError(f"{size} bytes, and its header alone should have {room}")
+        header = json.loads(self._read(8, room).tobytes())
+        meta = header.pop("__metadata__", {})
+        found = meta.get("aerie")
+        if found is None:
+            raise ValueError("another tool's safetensors file, without Aerie's metadata")
+        ours = {**meta, "aerie": str(FORMAT_VERSION)}
+        another = found.isdecimal() and len(found) < 6 and meta != ours
+        if another and meta.get("checksum") != _metadata_checksum(ours):  # else a flipped digit
+            raise InputError(
+                f"{self.path}: a shard of format version {found}, and this Aerie reads version "
+                f"{FORMAT_VERSION} only; its states are found by the Aerie that wrote it, or made "
+                "anew by `snakemake`, after which `scripts/store.py gc` collects the file"
+            )
         if meta["checksum"] != _metadata_checksum(meta):
             raise ValueError("its metadata do not match their checksum")
         self._places: dict[str, list[int]] = {}
         for name, entry in header.items():
             start, end = self._places[name] = entry["data_offsets"]
-            if end - start != WIDTHS[entry["dtype"]] * math.prod(entry["shape"]):
+            if start < 0 or end - start != WIDTHS[entry["dtype"]] * math.prod(entry["shape"]):
                 raise ValueError(f"tensor {name} has another size than its shape")
         if 8 + room + max(end for _, end in self._places.values()) != size:
-            raise ValueError("its size is not what its header says")
+            raise ValueError(f"{size} bytes, which is not what its header says")
         self._data = 8 + room
+        self.name = meta["shard"]
         self.format = meta["format"]
         self.last_state = meta["last_state"]
         self.tokenizer = meta["tokenizer"]
@@ -630,13 +682,22 @@ class Shard:
             shape = (len(self.layer_ids), self.hidden_size)
             self._base = self._bytes(["base"]).reshape(shape).copy()
 
+    def _read(self, start: int, size: int) -> np.ndarray:
+        """Bytes of the file in a buffer of this thread; the system gives up to 2 GiB a call."""
+        if size < 0:
+            raise ValueError("its tensors do not lie in order")
+        buffer, done = _scratch("file", size), 0
+        while done < size:
+            count = os.preadv(self._file.fileno(), [buffer[done:]], start + done)
+            if not count:
+                raise ValueError("the file is cut short")
+            done += count
+        return buffer
+
     def _bytes(self, names: list[str]) -> np.ndarray:
         """Bytes of tensors that lie side by side, in a buffer of this thread."""
         start, end = self._places[names[0]][0], self._places[names[-1]][1]
-        buffer = _scratch("file", end - start)
-        if os.preadv(self._file.fileno(), [buffer], self._data + start) != end - start:
-            raise ValueError("the file is cut short")
-        return buffer
+        return self._read(self._data + start, end - start)
 
     @property
     def convention(self) -> Convention:
@@ -652,10 +713,8 @@ class Shard:
     def read(self, number: int) -> Sample:
         """Sample at this position, decoded and compared with its checksum."""
         entry = self.samples[number]
-        try:
+        with self._refusing(f"sample {entry['id']} cannot be read: "):
             sample = self._decode(f"{number:06d}", entry)
-        except (zstandard.ZstdError, KeyError, ValueError, OSError) as error:
-            raise BadStates(f"{self.path}: sample {entry['id']} cannot be read: {error}") from error
         key = sample_key(sample.tokens.tolist(), sample.loss_mask)
         if checksum(sample.states) != entry["checksum"] or key != entry["key"]:
             raise BadStates(f"{self.path}: sample {entry['id']} does not match its checksum")

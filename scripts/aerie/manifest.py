@@ -1,7 +1,6 @@
 """What a lane's manifest promises, compared with what lies in the store; light enough to be asked
 whenever the workflow is read."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,18 @@ def broken_shards(manifest: Path, store: Path) -> list[str]:
         lane: dict[str, Any] = read_json(manifest)
     except InputError:
         return [manifest.name] if manifest.exists() else []
-    if not lane.get("shards"):
-        return []
-    wanted = {entry["file"]: entry["bytes"] for entry in lane["shards"]}
-    folder = store / "hidden_states" / lane["convention"]["key"]
     try:
-        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+        if not lane.get("shards"):
+            return []
+        wanted = {entry["file"]: entry["bytes"] for entry in lane["shards"]}
+        folder = store / "hidden_states" / lane["convention"]["key"]
+    except (AttributeError, KeyError, TypeError):
+        return [manifest.name]
+    return [name for name, size in wanted.items() if _size(folder / name) != size]
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
     except OSError:
-        sizes = {}
-    return [name for name, size in wanted.items() if sizes.get(name) != size]
+        return None

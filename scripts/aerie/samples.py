@@ -147,7 +147,12 @@ def read_samples(path: Path) -> dict[str, Row]:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not readable as Parquet ({error})") from error
-    return {r["id"]: Row(**r) for r in table.to_pylist()}
+    if missing := set(SCHEMA.names) - set(table.column_names):
+        raise InputError(
+            f"{path}: found the columns {table.column_names}, expected also {sorted(missing)}; "
+            "delete it and run `snakemake`, it is made anew"
+        )
+    return {r["id"]: Row(**r) for r in table.select(SCHEMA.names).to_pylist()}
 
 
 class Counts:

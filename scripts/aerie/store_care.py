@@ -5,17 +5,19 @@ manifests (`hidden_states/lane-*.json`: shard and convention) and from `samples/
 (shards, before and while they are extracted).
 """
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError, read_json, write_json
+from aerie.files import InputError, read_json, read_optional, write_json
 from aerie.hidden_states import (
     QUARANTINE,
     BadStates,
     Shard,
+    Store,
     check_states,
     file_checksum,
     shard_id,
@@ -48,7 +50,6 @@ class Named:
 
     shards: dict[tuple[str, str], list[Naming]] = field(default_factory=dict)
     wanted: dict[str, list[tuple[str, list[str]]]] = field(default_factory=dict)
-    samples: dict[str, list[str]] = field(default_factory=dict)
     unfinished: dict[str, str] = field(default_factory=dict)
     unreadable: dict[Path, str] = field(default_factory=dict)
 
@@ -59,19 +60,31 @@ class Named:
 
 
 def read_named(store: Path, results: list[Path]) -> Named:
-    """Read the manifests of all runs in the folders `results`, and of the imports in `store`."""
+    """Read the manifests of all runs in the folders `results`, and of the imports in `store`.
+
+    Raises `InputError` for a folder that is none of results: whoever believed that it names
+    nothing would delete what its runs need.
+    """
     named = Named()
+    for place in results:
+        if _is_run(place):
+            raise InputError(f"{place}: the folder of a run; expected the one that holds runs")
     for folder in sorted(p for place in results for p in place.glob("*") if p.is_dir()):
         if folder.resolve() != store.resolve():
-            _read_run(folder, named)
+            read_run(folder, named)
     for path in sorted((store / IMPORTS).glob("*.json")):
         _read_manifest(path, "(import)", named)
     return named
 
 
-def _read_run(folder: Path, named: Named) -> None:
+def _is_run(folder: Path) -> bool:
     parts = ("prompts", "responses", "samples", "hidden_states")
-    if not any((folder / part).is_dir() for part in parts):
+    return any((folder / part).is_dir() for part in parts)
+
+
+def read_run(folder: Path, named: Named) -> None:
+    """Add what the run in this folder names to `named`; nothing when it is none."""
+    if not _is_run(folder):
         return
     listed: set[str] = set()
     quarantined: set[str] = set()
@@ -86,10 +99,12 @@ def _read_run(folder: Path, named: Named) -> None:
         return
     try:
         shards = {s["id"]: list(s["samples"]) for s in read_json(path)["shards"]}
-    except (InputError, KeyError, TypeError) as error:
-        named.unreadable[path] = str(error)
+    except InputError as error:
+        named.unreadable[path] = _without_path(error, path)
         return
-    named.samples.update(shards)
+    except (KeyError, TypeError):
+        named.unreadable[path] = "holds no list of shards"
+        return
     waiting = {i: s for i, s in shards.items() if i not in listed and not set(s) <= quarantined}
     for identity, samples in waiting.items():
         named.wanted.setdefault(identity, []).append((folder.name, samples))
@@ -107,8 +122,11 @@ def _read_manifest(path: Path, run: str, named: Named) -> dict[str, Any] | None:
             naming = Naming(run, path, convention, entry)
             _ = entry["file"], entry["bytes"], entry["checksum"], entry["samples"]
             named.shards.setdefault((convention["key"], entry["id"]), []).append(naming)
-    except (InputError, KeyError, TypeError) as error:
-        named.unreadable[path] = str(error)
+    except InputError as error:
+        named.unreadable[path] = _without_path(error, path)
+        return None
+    except (KeyError, TypeError):
+        named.unreadable[path] = "holds no manifest of shards"
         return None
     return manifest
 
@@ -139,7 +157,7 @@ def summarize_shard(path: Path, named: Named) -> dict[str, Any]:
     """
     about: dict[str, Any] = {
         "id": path.stem,
-        "bytes": path.stat().st_size,
+        "bytes": _bytes(path),
         "runs": named.runs(path.parent.name, path.stem),
     }
     try:
@@ -167,9 +185,10 @@ def summarize_shard(path: Path, named: Named) -> dict[str, Any]:
 
 @dataclass
 class Finding:
-    """What is wrong with a file, and how to repair it.
+    """What is wrong with a file, and how to repair it (empty: nothing is to be done to it).
 
-    `damaged`: the file itself must go; else it is whole and the manifests `stale` are wrong.
+    `damaged`: the file itself must go; else it is whole and the manifests `stale` are wrong, or
+    it could not be told.
     """
 
     path: Path
@@ -180,11 +199,12 @@ class Finding:
     @property
     def repair(self) -> str:
         steps = []
-        if self.damaged and self.path.is_file():
+        if self.damaged and os.path.lexists(self.path):
             steps.append("move the file aside")
         if self.stale:
             steps.append("delete " + ", ".join(map(str, self.stale)))
-        steps.append("run `snakemake` again: what is missing is made anew")
+        if self.damaged or self.stale:
+            steps.append("run `snakemake` again: what is missing is made anew")
         if any(m.parent.name == IMPORTS for m in self.stale):
             steps.append("what was imported is imported again")
         return ", ".join(steps)
@@ -202,18 +222,24 @@ def verify_shard(path: Path, named: Named) -> tuple[int, Finding | None]:
     problems: list[str] = []
     try:
         with Shard(path) as shard:
-            problems += _wrong_place(shard, path, namings, named)
+            problems += _wrong_place(shard, path, namings)
             convention = shard.convention
             for number in range(len(shard.samples)):
                 try:
                     sample = shard.read(number)
-                    check_states(sample.states, sample.tokens, convention, sample.loss_mask)
+                    check_states(
+                        sample.states,
+                        sample.tokens,
+                        convention,
+                        sample.loss_mask,
+                        sample.fp8 is not None,
+                    )
                     tokens += len(sample.tokens)
                 except BadStates as error:
                     problems.append(_without_path(error, path))
     except BadStates as error:
         problems.append(_without_path(error, path))
-    except InputError as error:  # of a newer Aerie: not ours to judge
+    except InputError as error:  # of another version, or not to be read: not ours to judge
         return 0, Finding(path, [_without_path(error, path)], False, [])
     if problems:
         return tokens, Finding(path, problems, True, manifests)
@@ -235,7 +261,7 @@ def _without_path(error: Exception, path: Path) -> str:
     return str(error).removeprefix(f"{path}: ")
 
 
-def _wrong_place(shard: Shard, path: Path, namings: list[Naming], named: Named) -> list[str]:
+def _wrong_place(shard: Shard, path: Path, namings: list[Naming]) -> list[str]:
     """What contradicts the shard's name and its folder's."""
     problems = []
     key = path.parent.name
@@ -246,12 +272,11 @@ def _wrong_place(shard: Shard, path: Path, namings: list[Naming], named: Named) 
         said = naming.convention
         if said["verifier"] != found.fingerprint or said["layer_ids"] != list(found.layer_ids):
             problems.append(f"{naming.manifest} gives the folder another verifier or layer ids")
-    if shard_id(entry["key"] for entry in shard.samples) != path.stem:
-        here = [entry["id"] for entry in shard.samples]
-        whole = named.samples.get(path.stem, [])
-        # A shard from which samples were quarantined bears the name of all that it should hold.
-        if not (len(here) < len(whole) and [i for i in whole if i in set(here)] == here):
-            problems.append("foreign: its samples are not those of its name")
+    # A shard from which samples were left out bears the name of all that it should hold.
+    left_out = read_optional(path.with_suffix(".json")).get("left_out")
+    renamed = shard.name != path.stem
+    if renamed or (not left_out and shard_id(e["key"] for e in shard.samples) != path.stem):
+        problems.append("foreign: its samples are not those of its name")
     return problems
 
 
@@ -260,7 +285,7 @@ def missing_shards(store: Path, named: Named) -> list[Finding]:
     found = []
     for (key, _), namings in sorted(named.shards.items()):
         path = store / "hidden_states" / key / namings[0].entry["file"]
-        if not path.is_file():
+        if not os.path.lexists(path):
             stale = sorted({n.manifest for n in namings})
             found.append(Finding(path, ["missing, though a manifest names it"], True, stale))
     return found
@@ -272,10 +297,8 @@ def set_aside(finding: Finding) -> None:
     A lane without its manifest runs again; it finds its other shards there and makes this one.
     Of an import's manifest only the entry goes: its other shards are named by nothing else.
     """
-    if finding.damaged and finding.path.is_file():
-        target = finding.path.parent / QUARANTINE / finding.path.name
-        target.parent.mkdir(exist_ok=True)
-        finding.path.replace(target)
+    if finding.damaged and os.path.lexists(finding.path):
+        Store.set_aside(finding.path)
     for path in finding.stale:
         if path.parent.name != IMPORTS:
             path.unlink(missing_ok=True)
@@ -339,6 +362,7 @@ def _stale_temporaries(store: Path) -> Iterator[Path]:
 
 
 def _bytes(path: Path) -> int:
+    """Of a file or folder; 0 for what is gone, or a link to nothing."""
     if path.is_dir():
         return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    return path.stat().st_size
+    return path.stat().st_size if path.exists() else 0

@@ -81,11 +81,9 @@ class ShardTransfer(HiddenStatesTransfer):
 
     def refuse(self, file_idx: int, reason: str) -> TrainingFailed:
         """Move the shard of this sample aside, so that it is made anew; the error to raise."""
-        path = Path(self.places[file_idx][0])
-        try:
-            moved = f"the shard was moved to {Store.set_aside(path)}"
-        except FileNotFoundError:  # another worker or rank was first
-            moved = "it is no longer there"
+        aside = Store.set_aside(Path(self.places[file_idx][0]))
+        # Else another worker or rank was first.
+        moved = f"the shard was moved to {aside}" if aside else "it is no longer there"
         return TrainingFailed(
             f"{reason}; {moved}. Run `snakemake` again: the shard is made anew and the training "
             "goes on from its last checkpoint"

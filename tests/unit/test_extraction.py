@@ -2,8 +2,11 @@
 
 import concurrent.futures
 import errno
+import itertools
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +22,7 @@ from aerie import extraction, staging
 from aerie.engine import Answer, EngineDied, Failure
 from aerie.extraction import LaneWork, check_room, describe_lane, fill
 from aerie.files import InputError
-from aerie.hidden_states import BadStates, Convention, Shard, Store, sample_key
+from aerie.hidden_states import BadStates, Convention, Sample, Shard, Store, sample_key
 from aerie.leases import Leases, lease_path
 from aerie.manifest import broken_shards
 from aerie.samples import Row, describe_shard
@@ -308,7 +311,9 @@ def test_a_killed_run_and_its_continuation_write_what_an_undisturbed_one_does(tm
     assert other.bytes() == whole
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "other verifier", "other samples"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "foreign", "other verifier", "other samples", "folder", "link to nothing"]
+)
 def test_a_damaged_or_foreign_shard_is_moved_aside_and_made_again(lane, damage):
     lane.run()
     whole = lane.bytes()
@@ -317,6 +322,12 @@ def test_a_damaged_or_foreign_shard_is_moved_aside_and_made_again(lane, damage):
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "foreign":
         path.write_bytes(b"not a shard")
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    elif damage == "link to nothing":
+        path.unlink()
+        path.symlink_to("nothing")
     elif damage == "other samples":
         path.write_bytes(lane.store.path(lane.shards[0]["id"]).read_bytes())
     else:
@@ -342,17 +353,150 @@ def test_a_flipped_bit_is_found_when_a_sample_is_copied(tmp_path, lane):
     assert right(edited)
 
 
+def test_a_shard_that_another_run_moved_aside_first_is_no_fault(lane):
+    lane.run()
+    path = lane.store.path(lane.shards[1]["id"])
+    assert lane.store.set_aside(path) == lane.store.folder / "damaged" / path.name
+    assert lane.store.set_aside(path) is None
+
+
+def test_a_shard_that_cannot_be_read_now_is_left_where_it_is(lane, monkeypatch):
+    lane.run()
+    path = lane.store.path(lane.shards[1]["id"])
+    real = Path.open
+
+    def refuse(self, *arguments, **more):
+        if self == path:
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match="Too many open files"):
+        lane.run()
+    assert path.is_file()
+    assert lane.engine.started == 0
+
+
+def test_a_kill_between_a_shard_and_its_facts_forgets_nothing(lane, monkeypatch):
+    def refuse(n, key, states):
+        return "no" if key.startswith("s17") else states
+
+    def killed(path, left_out):
+        if left_out:
+            raise KeyboardInterrupt
+        return real(path, left_out)
+
+    real = extraction.write_facts
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(extraction, "write_facts", killed)
+        lane.run(refuse)
+    assert len(lane.read()) == 59
+    manifest = lane.run(refuse)
+    assert lane.engine.started == 0
+    assert manifest["quarantined"] == {"s17": "no"}
+    assert manifest["samples"] == 59
+
+
+def test_a_writer_killed_before_any_step_leaves_a_whole_shard_or_none(lane):
+    samples = [Sample(i, torch.tensor(r.input_ids), true_states(r.input_ids))
+               for i, r in list(lane.rows.items())[1:12]]  # fmt: skip
+    shard, left_out = lane.shards[0], {lane.store.key(lane.rows["s0"].input_ids, []): "no"}
+    path = lane.store.path(shard["id"])
+    extraction.put_shard(lane.store, shard["id"], samples, left_out)
+    whole = lane.bytes()
+    steps = {"open", "tempfile.mkstemp", "os.rename", "os.remove", "os.chmod", "os.mkdir", "fsync"}
+    for number in itertools.count(1):
+        shutil.rmtree(lane.store.folder)
+        if (child := os.fork()) == 0:
+            left = [number]
+
+            def step(event, arguments, left=left):
+                if event in steps and str(lane.store.folder) in str(arguments[0]):
+                    left[0] -= 1
+                    if not left[0]:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            def sync(file, real=os.fsync, step=step):
+                step("fsync", [os.readlink(f"/proc/self/fd/{file}")])
+                real(file)
+
+            os.fsync = sync
+            sys.addaudithook(step)
+            extraction.put_shard(lane.store, shard["id"], samples, left_out)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        there = path.exists()
+        work = LaneWork(lane.store, lane.rows, [shard])
+        assert work.missing == ([] if there else [shard])
+        assert work.left_out == ({"s0": "no"} if there else {})
+        if not there:
+            extraction.put_shard(lane.store, shard["id"], samples, left_out)
+        # Temporary files are left, which `store.py gc` collects.
+        assert {n: b for n, b in lane.bytes().items() if n[0] != "."} == whole
+        if status == 0:
+            break
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert number > 15  # steps there are
+
+
+def test_facts_of_an_earlier_shard_of_the_name_are_not_taken_for_those_of_this_one(
+    lane, monkeypatch
+):
+    manifest = lane.run()
+    path = lane.store.path(lane.shards[1]["id"])
+    facts = json.loads(extraction.facts_path(path).read_text())
+    # Of the same size, of other states, as another engine may have made them.
+    extraction.facts_path(path).write_text(json.dumps({**facts, "checksum": "0" * 16}))
+    path.unlink()
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(
+            extraction, "write_facts", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        lane.run()
+    assert path.is_file()
+    assert lane.run()["shards"] == manifest["shards"]
+
+
+def test_samples_are_copied_by_what_they_are_not_by_where_they_lay(tmp_path, lane):
+    """Another run makes the shard anew after this one looked, with the samples elsewhere in it."""
+    lane.run()
+    edited = Lane(tmp_path, rows(60)[1:])
+    name, find = lane.shards[0]["id"], edited.store.find_samples
+
+    def then_changed(keys):
+        found = find(keys)
+        with Shard(lane.store.path(name)) as shard:
+            samples = [shard.read(number) for number in range(12)]
+        lane.store.write(name, samples[::-1])
+        return found
+
+    edited.store.find_samples = then_changed
+    assert edited.run(floor=1.0)["samples"] == 59
+    assert right(edited)
+    assert lane.store.has(name)
+
+
+def test_a_list_of_shards_that_does_not_fit_the_samples_is_said_to_be_so(lane):
+    del lane.rows["s7"]
+    with pytest.raises(InputError, match=r"1 samples of .*\(s7\); delete both"):
+        lane.run()
+
+
 def test_what_a_manifest_names_is_missed_when_it_is_gone_or_cut(tmp_path, lane):
     manifest = tmp_path / "lane-0.json"
     assert broken_shards(manifest, tmp_path / "store") == []
     manifest.write_text(json.dumps(lane.run()))
     assert broken_shards(manifest, tmp_path / "store") == []
+    # What comes and goes beside the shards while another run writes is none of them.
+    (lane.store.folder / ".x.1.abc.tmp").symlink_to("gone")
+    assert broken_shards(manifest, tmp_path / "store") == []
     first, second, *_ = (lane.store.path(s["id"]) for s in lane.shards)
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
     assert set(broken_shards(manifest, tmp_path / "store")) == {first.name, second.name}
-    manifest.write_text("{")
-    assert broken_shards(manifest, tmp_path / "store") == ["lane-0.json"]
+    for text in ("{", "[]", '{"shards": [1]}', '{"shards": [{"file": "a", "bytes": 1}]}'):
+        manifest.write_text(text)
+        assert broken_shards(manifest, tmp_path / "store") == ["lane-0.json"]
 
 
 def test_too_little_room_is_said_with_figures_before_anything_starts(lane, monkeypatch):

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from aerie import hidden_states as hs
+from aerie.files import InputError
 from aerie.hidden_states import BadStates, Convention, Sample, Shard, Store
 
 CONVENTION = Convention("f" * 32, (1, 2, 4), 16)
@@ -229,11 +233,139 @@ def test_fp8_is_what_upstream_makes_of_the_states(tmp_path):
     assert torch.equal(got.states, dequantize_fp8_tensor(*quantize_tensor_to_fp8(original.states)))
 
 
-def test_a_foreign_file_is_named_in_the_error(tmp_path):
+@pytest.mark.parametrize("last_state", ["all", "supervised"])
+@pytest.mark.parametrize("form", ["lossless", "raw", "fp8"])
+def test_damaged_bytes_are_refused_or_change_nothing(tmp_path, form, last_state):
+    convention = Convention("f" * 32, (1, 2, 4), 16, form, last_state)
+    samples = [sample("a", 20), sample("b", 9, 50), sample("c", 1, 90)]
+    for s in samples:
+        s.loss_mask = [i % 3 > 0 for i in range(len(s.tokens))]
+    path = Store(tmp_path, convention).write("0" * 32, samples)
+    whole = path.read_bytes()
+    with Shard(path) as shard:
+        right = [shard.read(number) for number in range(3)]
+    random, refused = np.random.default_rng(1), 0
+    for number in range(240):
+        data, length = bytearray(whole), int(random.integers(1, 30))
+        at, other = (int(random.integers(len(whole) - 30)) for _ in range(2))
+        if number % 4 == 0:
+            data[at : at + length] = bytes(length)
+        elif number % 4 == 1:
+            data[at:at] = random.bytes(length)
+        elif number % 4 == 2:
+            data[at : at + length] = data[other : other + length]
+        else:
+            data[at] = int(random.integers(256))
+        path.write_bytes(data)
+        try:
+            with Shard(path) as shard:
+                assert len(shard.samples) == 3
+                for place, wanted in enumerate(right):
+                    got = shard.read(place)
+                    assert (got.id, got.loss_mask is None) == (wanted.id, last_state == "all")
+                    assert torch.equal(got.tokens, wanted.tokens)
+                    assert torch.equal(got.states, wanted.states)
+        except BadStates:
+            refused += 1
+    assert refused > 200
+
+
+def nested(path):
+    text = b"[" * 100_000
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+NO_SHARDS = {
+    "0 bytes, less than": lambda path: path.write_bytes(b""),
+    "its header alone should have": lambda path: path.write_bytes(b"PK\x03\x04 not ours"),
+    "recursion": nested,
+    "another tool's safetensors file": lambda path: save_file({"a": torch.ones(3)}, path),
+    "Is a directory": lambda path: path.mkdir(),
+    "No such file": lambda path: path.symlink_to("nothing"),
+    "symbolic links": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("found", NO_SHARDS)
+def test_what_is_no_shard_is_named_and_said_to_be_so(tmp_path, found):
     path = tmp_path / "x.safetensors"
-    path.write_bytes(b"PK\x03\x04 not ours")
-    with pytest.raises(BadStates, match=r"x\.safetensors"):
+    NO_SHARDS[found](path)
+    with pytest.raises(BadStates, match=rf"x\.safetensors: not a whole shard: .*{found}"):
         Shard(path)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_shard_of_another_version_of_the_format_is_not_taken_for_damaged(
+    tmp_path, monkeypatch, version
+):
+    monkeypatch.setattr(hs, "FORMAT_VERSION", version)
+    path = Store(tmp_path, CONVENTION).write("0" * 32, [sample("a", 5)])
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=rf"format version {version}, and .* reads version 2 only"):
+        Shard(path)
+    try:
+        Shard(path)
+    except InputError as error:
+        assert not isinstance(error, BadStates)  # those are moved aside
+    # A flipped bit in the version is damage all the same.
+    path.write_bytes(path.read_bytes().replace(b'"aerie":"%d"' % version, b'"aerie":"2"'))
+    with pytest.raises(BadStates, match="checksum"):
+        Shard(path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_shard_is_damaged_only_when_it_is_the_file_that_cannot_be_read(
+    tmp_path, monkeypatch, number, call
+):
+    path = Store(tmp_path, CONVENTION).write("0" * 32, [sample("a", 5)])
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as broken, pytest.raises(InputError) as error:
+        if call == "open":
+            broken.setattr("pathlib.Path.open", refuse)
+            Shard(path)
+        with Shard(path) as shard:
+            broken.setattr(hs.os, "preadv", refuse)
+            shard.read(0)
+    assert isinstance(error.value, BadStates) == (number == errno.EIO)
+    assert str(path) in str(error.value)
+    assert os.strerror(number) in str(error.value)
+
+
+def test_a_system_that_gives_less_than_was_asked_for_is_asked_again(tmp_path, monkeypatch):
+    """Linux gives 2 GiB a call at most, which a long sample of a wide verifier exceeds."""
+    real = os.preadv
+    original = sample("a", 30)
+    path = Store(tmp_path, CONVENTION).write("0" * 32, [original])
+    monkeypatch.setattr(hs.os, "preadv", lambda file, into, at: real(file, [into[0][:100]], at))
+    with Shard(path) as shard:
+        assert torch.equal(shard.read(0).states, original.states)
+
+
+def test_fp8_may_round_a_small_layer_to_zero(tmp_path):
+    """Some tokens have values of 10,000 in their last layers, and 0.01 in the first."""
+    convention = Convention("f" * 32, (1, 2, 4), 16, "fp8")
+    original = sample("a", 8)
+    original.states[0, 0] *= 0.001
+    original.states[0, 2] *= 20_000
+    path = Store(tmp_path, convention).write("0" * 32, [original])
+    with Shard(path) as shard:
+        got = shard.read(0)
+    assert not got.states[0, 0].any()
+    again = Store(tmp_path / "copy", convention).write("0" * 32, [got])
+    assert again.read_bytes() == path.read_bytes()
+    got.states[3, 1, 2] = float("nan")
+    with pytest.raises(BadStates, match="NaN"):
+        Store(tmp_path / "copy", convention).write("1" * 32, [got])
+
+
+@pytest.mark.parametrize("asked", [("zip", "all"), ("raw", "some")])
+def test_a_form_that_does_not_exist_is_said_to_be_so(tmp_path, asked):
+    with pytest.raises(InputError, match="expected one of lossless, raw, fp8"):
+        Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, *asked))
 
 
 def test_samples_are_found_in_any_shard_of_the_convention(tmp_path):

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import store as program
-from aerie import cli
+from aerie import cli, exchange
 from aerie.extraction import LaneWork, describe_lane, facts_path, put_shard
 from aerie.files import write_json
 from aerie.hidden_states import Convention, Sample, Shard, Store, sample_key
@@ -80,7 +80,7 @@ class Place:
         self.folder, self.verifier = folder, verifier
         self._capsys, self._monkeypatch = capsys, monkeypatch
         self.root = folder / "results/store"
-        self.convention = Convention("f" * 32, IDS, WIDTH)
+        self.convention = Convention("f" * 32, IDS, WIDTH, tokenizer="t" * 32)
         self.store = Store(self.root, self.convention)
         self.root.mkdir(parents=True)
         made = [make_row(verifier, n, "heldout" if n >= 6 else "train") for n in range(8)]
@@ -102,6 +102,7 @@ class Place:
             {
                 "path": str(self.verifier.folder),
                 "fingerprint": "f" * 32,
+                "tokenizer": "t" * 32,
                 "num_layers": LAYERS,
                 "hidden_size": WIDTH,
                 "vocab_size": VOCABULARY,
@@ -243,21 +244,107 @@ def test_a_shard_made_anew_with_other_bytes_is_kept_and_its_manifest_goes(place)
 def test_a_shard_without_a_quarantined_sample_is_right(place):
     first, *others = place.groups[1]
     samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in others]
-    place.store.write(place.shards[1]["id"], samples)
+    left_out = {sample_key(first[0].input_ids): "too long"}
+    put_shard(place.store, place.shards[1]["id"], samples, left_out)
     counts = {"quarantined": {first[0].id: "too long"}}
-    write_json(
-        place.lane(1),
-        describe_lane(LaneWork(place.store, place.rows, [place.shards[1]]), counts, 0.0),
-    )
+    work = LaneWork(place.store, place.rows, [place.shards[1]])
+    write_json(place.lane(1), describe_lane(work, counts, 0.0))
+    status, text = place.call("verify")
+    assert (status, "3 shards with" in text) == (0, True), text
+    # Also where the run that wanted it is not known.
+    status, text = place.call("--results", place.folder, "verify")
+    assert (status, "3 shards with" in text) == (0, True), text
+    # Under another's name it is foreign all the same.
+    put_shard(place.store, place.shards[0]["id"], samples, left_out)
+    place.path(0).replace(place.path(1))
+    status, text = place.call("verify", place.shards[1]["id"])
+    assert "its samples are not those of its name" in text
+
+
+def test_fp8_states_that_were_rounded_to_zero_are_no_damage(place):
+    row, states = place.groups[1][0]
+    states = states.clone()
+    states[0, 0] *= 0.001
+    states[0, -1] *= 50_000
+    store = Store(place.root, Convention("f" * 32, IDS, WIDTH, "fp8"))
+    sample = Sample(row.id, torch.tensor(row.input_ids), states)
+    store.write(describe_shard("train", [row])["id"], [sample])
+    status, text = place.call("verify")
+    assert (status, "4 shards with" in text) == (0, True), text
+
+
+def test_a_shard_of_another_version_is_said_to_be_one_and_left_alone(place, monkeypatch):
+    monkeypatch.setattr("aerie.hidden_states.FORMAT_VERSION", 1)
+    row, states = make_row(place.verifier, 50)
+    store = Store(place.root, place.convention)
+    shard = describe_shard("train", [row])["id"]
+    path = store.write(shard, [Sample(row.id, torch.tensor(row.input_ids), states)])
+    monkeypatch.setattr("aerie.hidden_states.FORMAT_VERSION", 2)
+    for command in (("verify", "--set-aside"), ("list",), ("show", shard)):
+        text = place.call(*command)[1]
+        assert "format version 1, and this Aerie reads version 2 only" in text, text
+        assert "store.py gc" in text
+        assert "moves" not in text
+    assert path.is_file()
+    assert place.call("gc", "--delete")[0] == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to nothing", "link to itself"])
+def test_what_bears_a_shards_name_and_is_none_stops_no_command(place, kind):
+    path = place.path(1)
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+        (path / "file").write_text("x")
+    else:
+        path.symlink_to("nothing" if kind == "link to nothing" else path.name)
+    for command in ("list", "gc", "verify"):
+        status, text = place.call(command)
+        assert status == (command == "verify"), text
+        assert command == "gc" or "not a whole shard" in text
+    assert place.call("show", place.shards[1]["id"])[0] == 76
+    assert "repair: move the file aside" in text
+    place.call("verify", "--set-aside")
+    assert not os.path.lexists(path)
+    assert os.path.lexists(place.store.folder / "damaged" / path.name)
     assert place.call("verify")[0] == 0
+    assert place.call("gc", "--delete")[0] == 0
+    assert not os.path.lexists(place.store.folder / "damaged" / path.name)
+
+
+def test_a_shard_that_may_not_be_read_is_not_taken_for_damaged(place, monkeypatch):
+    real, path = Path.open, place.path(1)
+
+    def refuse(self, *arguments, **more):
+        if self == path.relative_to(place.folder):
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    status, text = place.call("verify", "--set-aside")
+    assert status == 1
+    assert "Permission denied" in text
+    assert path.is_file()
+    assert place.lane(1).is_file()
+
+
+@pytest.mark.parametrize("what", ["an empty store", "an empty folder of a convention"])
+def test_an_empty_store_is_no_error(place, what):
+    shutil.rmtree(place.folder / "results")
+    (place.root / ("." if what == "an empty store" else "hidden_states/0123")).mkdir(parents=True)
+    for command in (["verify"], ["verify", "--sample", "0.5"], ["list"], ["gc", "--delete"]):
+        assert place.call(*command)[0] == 0
+    assert place.call("--store", "nowhere", "list")[0] == 1
 
 
 def test_a_sample_of_the_shards_can_be_verified(place):
     assert "1 shards with" in place.call("verify", "--sample", "1")[1]
     assert "2 shards with" in place.call("verify", "--sample", "0.7")[1]
-    status, text = place.call("verify", "--sample", "-1")
-    assert status == 2
-    assert "expected a number of shards" in text
+    for size in ("-1", "0", "1.5", "nan", "inf", "few"):
+        status, text = place.call("verify", "--sample", size)
+        assert status == 2
+        assert "expected a number of shards" in text
 
 
 def test_a_damaged_manifest_is_named(place):
@@ -393,6 +480,29 @@ def test_gc_of_a_store_elsewhere_asks_whose_it_is(place):
     assert f"{2 * len(before)} files" in text  # what would have been lost
 
 
+@pytest.mark.parametrize("results", ["result", "results/demo", "results/demo/samples.json"])
+def test_gc_believes_no_folder_that_holds_no_runs(place, results):
+    """With a mistyped name no run would name any shard."""
+    before = place.files()
+    status, text = place.call("--results", results, "gc", "--delete")
+    assert status == 1
+    assert f"{results}: " in text
+    assert place.files() == before
+
+
+def test_gc_says_what_it_could_not_delete(place, unnamed, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", "x")
+
+    with monkeypatch.context() as held:
+        held.setattr(Path, "unlink", refuse)
+        status, text = place.call("gc", "--delete")
+    assert status == 1
+    assert "not deleted: Permission denied" in text
+    assert "0 files, 0 bytes (0 B) deleted; 2 could not be" in text
+    assert unnamed.is_file()
+
+
 def test_gc_collects_damaged_and_forsaken_files(place):
     spoil(place.path(1), "empty")
     place.call("verify", "--set-aside")
@@ -493,6 +603,37 @@ def test_an_export_that_the_disk_cannot_hold_is_not_begun(place, monkeypatch):
     status, text = place.call("export", "--to", "speculators", "--run", "results/demo", "new")
     assert status == 1
     assert "are free" in text
+
+
+def test_an_export_takes_no_file_for_a_folder(place):
+    status, text = place.call("export", "--to", "specforge", "--run", "results/demo", place.lane(0))
+    assert status == 1
+    assert "expected the name of a new folder" in text
+
+
+def test_lanes_of_an_earlier_number_of_them_are_not_exported_again(place):
+    """`hidden_states.lanes` was 2 and is 1: lane-1.json is left, and names what lane 0 has too."""
+    work = LaneWork(place.store, place.rows, place.shards)
+    write_json(place.lane(0), describe_lane(work, {"quarantined": {}}, 0.0))
+    target = export(place, "speculators")
+    assert "8 samples" in place.text
+    assert len(list(target.glob("hidden_states/*"))) == 8
+
+
+@pytest.mark.parametrize("what", ["missing", "damaged"])
+def test_an_unfinished_extraction_is_not_exported(place, what):
+    if what == "missing":
+        place.lane(1).unlink()
+    else:
+        place.lane(1).write_text("[]")
+    status, text = place.call("export", "--to", "speculators", "--run", "results/demo", "new")
+    assert status == 1
+    expected = {
+        "missing": "1 shards are not extracted yet; run `snakemake` first",
+        "damaged": "lane-1.json: holds no manifest of shards; delete it",
+    }
+    assert expected[what] in text
+    assert not (place.folder / "new").exists()
 
 
 # import
@@ -647,6 +788,102 @@ def test_wrong_files_are_counted_with_their_reasons_and_the_others_taken(place):
     assert len(refused) == 9
     assert store.find_samples({sample_key(rows[0].input_ids)})
     assert len(list(folder.iterdir())) == 11  # the user's files stay where they are
+
+
+def test_states_that_two_files_share_are_refused_in_both(place):
+    target = export(place, "speculators")
+    first, second = (target / f"hidden_states/hs_{n}.safetensors" for n in range(2))
+    data = load_file(second)
+    length = len(data["token_ids"]) - 1  # that of the first
+    states = load_file(first)["hidden_states"]
+    save_file({"hidden_states": states, "token_ids": data["token_ids"][:length]}, second)
+    store = empty_store(place)
+    status, text = take_in(place, target, SPECULATORS, answers="other")
+    assert status == 1
+    assert "6 samples" in text
+    assert "2 refused: the same states as another file's of other tokens" in text
+    assert len(list(store.folder.glob("*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize("kill", ["before the manifest", "after it"])
+def test_shards_of_an_import_that_was_killed_are_named_by_the_next(place, monkeypatch, kill):
+    target = export(place, "speculators")
+    store = empty_store(place)
+    shutil.rmtree(place.folder / "results/demo/hidden_states")
+    monkeypatch.setattr("aerie.exchange.SHARD_BYTES", 1000)  # one a sample
+    real, count = exchange.write_import, []
+
+    def killed(*arguments):
+        count.append(1)
+        if kill == "after it":
+            real(*arguments)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        if kill != "after it":
+            real(*arguments)
+
+    with monkeypatch.context() as dying:
+        dying.setattr("aerie.exchange.write_import", killed)
+        assert take_in(place, target, SPECULATORS)[0] == 130
+    assert len(list(store.folder.glob("*.safetensors"))) == 3
+    status, text = take_in(place, target, SPECULATORS)
+    assert (status, "3 were in the store already" in text) == (0, True), text
+    (manifest,) = (place.root / "imports").glob("*.json")
+    named = json.loads(manifest.read_text())
+    assert {e["file"] for e in named["shards"]} == {p.name for p in store.folder.glob("*.saf*")}
+    assert (named["samples"], len(named["shards"])) == (8, 8)
+    # Another import from the same folder forgets none of them.
+    shutil.rmtree(target / "hidden_states")
+    row, states = make_row(place.verifier, 30)
+    (target / "hidden_states").mkdir()
+    save_file(
+        {"hidden_states": states, "token_ids": torch.tensor(row.input_ids)},
+        target / "hidden_states/hs_0.safetensors",
+    )
+    take_in(place, target, SPECULATORS, answers="other")
+    assert json.loads(manifest.read_text())["samples"] == 9
+    assert place.call("verify")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["another", "damaged"])
+def test_a_data_set_without_masks_is_said_to_be_one(place, kind):
+    target = export(place, "speculators")
+    if kind == "another":
+        from datasets import Dataset
+
+        shutil.rmtree(target)
+        Dataset.from_dict({"text": ["a"]}).save_to_disk(str(target))
+        write_pt(target / "a.pt", *place.groups[0][0])
+    else:
+        next(target.glob("*.arrow")).write_bytes(b"x")
+    status, text = take_in(place, target, SPECULATORS)
+    assert status == 1
+    assert "expected a data set with the columns input_ids and loss_mask" in text
+
+
+def test_a_mask_of_another_length_is_refused(place):
+    from datasets import Dataset
+
+    target = export(place, "speculators")
+    empty_store(place)
+    (place.folder / "results/demo/samples/samples.parquet").unlink()
+    rows = [dict(input_ids=r.input_ids, loss_mask=[1] * 40) for r in place.rows.values()]
+    states = target.rename(place.folder / "states")
+    Dataset.from_list(rows).save_to_disk(str(target))
+    (states / "hidden_states").rename(target / "hidden_states")
+    status, text = take_in(place, target, SPECULATORS)
+    assert status == 1
+    assert "8 refused: loss mask of another length" in text
+
+
+def test_a_format_that_does_not_exist_is_refused_by_the_import(place):
+    target = export(place, "speculators")
+    status, text = place.call(
+        "import", "--run", "results/demo", *SPECULATORS, "--answers", "greedy", "--format", "zip",
+        target,
+    )  # fmt: skip
+    assert status == 1
+    assert "expected one of lossless, raw, fp8" in text
 
 
 @pytest.mark.parametrize(
