@@ -209,7 +209,7 @@ data = {FLOODS[kind]}
 while True:
     os.write(1, data)
 """
-    job = watched("steps()" + flood)
+    job = watched("steps()" + flood, limits={"stall_gaps": 5})
     end, most = time.time() + 60, 0
     while job.process.poll() is None and time.time() < end:
         for process in [p for p in job.processes() if "--stage" in p.cmdline()]:
