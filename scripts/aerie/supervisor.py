@@ -359,7 +359,7 @@ class Supervisor:
         self._cpu: dict[int, float] = {}  # processor time at the last progress
         self._cpu_before = 0.0
         self._looked = 0.0
-        self._figures: dict[str, Any] = {}
+        self._figures: dict[str, Any] = {"gpus": []}
         self._kills = _kernel_kills()
 
     def run(self) -> int:
@@ -442,13 +442,12 @@ class Supervisor:
                 raise Stop("stopped", f"{name} received", 128 + received.si_signo)
             self._read_progress(now)
             if now - self._looked >= STATUS_SECONDS:
-                self._look(now)
-                self._write_status("running", "")
+                self._look_and_tell(now)
             self._check_engines(now)
             idle = now - self.pace.last
             if idle > self.pace.limit():
                 if self._looked < now:
-                    self._look(now)
+                    self._look_and_tell(now)
                 raise Stop("stalled", self._why_stalled(idle), STALLED)
 
     def _wait_for_children(self, seconds: float) -> None:
@@ -526,6 +525,18 @@ class Supervisor:
         return "compiling" if self.compiling else phase
 
     # What can be seen of it
+
+    def _look_and_tell(self, now: float) -> None:
+        try:
+            self._look(now)
+            self._write_status("running", "")
+        except Stop:
+            raise
+        except Exception as error:
+            # A job of days is worth more than a look at it: a driver that fails must not end it.
+            words = f"the supervisor could not look at the job: {error!r}"
+            if words not in self.alerts:
+                self._alert("not seen", words)
 
     def _look(self, now: float) -> None:
         """Look at log, processes, GPUs and disks."""

@@ -244,6 +244,22 @@ def test_a_log_that_is_full_still_has_the_end_of_the_job(tmp_path, monkeypatch):
     assert pump.take()[-1] == "the last words"
 
 
+def test_telemetry_that_fails_does_not_end_the_job_and_is_said(watched, tmp_path):
+    (tmp_path / "pynvml.py").write_text("""
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+nvmlShutdown = nvmlInit
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(i): return i
+nvmlDeviceGetIndex = nvmlDeviceGetHandleByIndex
+def nvmlDeviceGetName(handle): raise RuntimeError("the driver is gone")
+""")
+    job = watched("steps(3); step(3, phase='saving'); time.sleep(5)", PYTHONPATH=str(tmp_path))
+    assert job.wait() == 0, job.stderr
+    assert job.log().count("WARNING: the supervisor could not look at the job: RuntimeError") == 1
+    assert "the driver is gone" in job.status()["alerts"][0]
+
+
 def test_odd_progress_does_not_end_the_job(watched):
     job = watched("""
 with open("run.progress.jsonl", "a") as file:
