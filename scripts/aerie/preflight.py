@@ -341,7 +341,13 @@ def _check_devices(pynvml: Any, config: Any, facts: dict[str, Any], wanted: int)
             )
         )
     share = config.engine.gpu_memory_utilization
-    for index, handle in visible_handles(pynvml):
+    try:
+        handles = visible_handles(pynvml)
+    except pynvml.NVMLError as error:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        found = f"CUDA_VISIBLE_DEVICES is {given!r}, and NVML knows no such GPU ({error})"
+        return [*findings, Finding("gpu", "warning", found, "their free memory is not known")]
+    for index, handle in handles:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         try:
             others = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)

@@ -182,6 +182,15 @@ def test_gpus_that_are_not_for_the_run_are_left_to_others(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert worst(check_gpus(config(), FACTS)) == "ok"
 
+    def unknown(_):
+        raise nvml.NVMLError("Not Found")
+
+    nvml.nvmlDeviceGetHandleByUUID = unknown
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-77")
+    found = check_gpus(config(), FACTS)
+    assert worst(found) == "warning"
+    assert "'GPU-77', and NVML knows no such GPU (Not Found)" in found[-1].found
+
 
 def test_no_gpu_is_fine_unless_one_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)

@@ -339,9 +339,9 @@ def test_ever_more_kinds_of_tracebacks_take_no_more_memory_and_the_last_is_seen(
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 50_000  # of 500 messages of 150 characters
-    judge.feed(trace.format("Key", "this ended it"))
+    judge.feed("step\n" * 30 + trace.format("Key", "this ended it"))
     first, *others = judge.finish()
-    assert (first.level, first.text, first.first_line) == ("fatal", "KeyError: this ended it", 1801)
+    assert (first.level, first.text, first.first_line) == ("fatal", "KeyError: this ended it", 1831)
     assert sum(f.count for f in others) == 601
     judge = Triage(CATALOGUE)
     judge.feed("".join(kinds[:100]) + "step\n" * 30)
