@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--brief", action="store_true", help="only what is not ok")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    cli.prepare_to_show()
     start = time.monotonic()
     findings = check(args, start)
     if args.json:

@@ -37,11 +37,14 @@ def main() -> None:
         "--prometheus", type=Path, metavar="FILE", help="write figures for node-exporter (….prom)"
     )
     args = parser.parse_args()
+    cli.prepare_to_show()
     folder, config = find_run(args.run, args.configfile)
     if args.watch:
         watch(args, folder, config)
         return
-    show(args, renew(args, folder, config))
+    status = gather(folder, config)
+    write(args, status)
+    show(args, status)
 
 
 def find_run(name: str | None, files: list[Path]) -> tuple[Path, dict[str, Any] | None]:
@@ -60,14 +63,12 @@ def find_run(name: str | None, files: list[Path]) -> tuple[Path, dict[str, Any] 
     return folder, None
 
 
-def renew(args: Any, folder: Path, config: dict[str, Any] | None) -> RunStatus:
-    """Look at the run, and write the files that were asked for."""
-    status = gather(folder, config)
+def write(args: Any, status: RunStatus) -> None:
+    """Write the files that were asked for."""
     if args.html:
         write_bytes(args.html, as_html(status, WATCH_SECONDS).encode())
     if args.prometheus:
         write_bytes(args.prometheus, as_prometheus(status).encode())
-    return status
 
 
 def show(args: Any, status: RunStatus) -> None:
@@ -84,13 +85,17 @@ def watch(args: Any, folder: Path, config: dict[str, Any] | None) -> None:
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     console = Console(highlight=False)
-    status = renew(args, folder, config)
+    status = gather(folder, config)
+    write(args, status)
     live = None
     if console.is_terminal and not args.json:
         live = Live(draw(status, short=True), console=console, screen=True, auto_refresh=False)
     with live or contextlib.nullcontext():
         while signal.sigtimedwait(ends, WATCH_SECONDS) is None:
-            status = renew(args, folder, config)
+            status = gather(folder, config)
+            # A full disk passes; the page's own time tells how old it is.
+            with contextlib.suppress(OSError):
+                write(args, status)
             if live is not None:
                 live.update(draw(status, short=True), refresh=True)
             elif args.json:

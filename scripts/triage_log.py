@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("log", help="file, or - for standard input")
     parser.add_argument("--json", action="store_true", help="all findings as a JSON list")
     args = parser.parse_args()
+    cli.prepare_to_show()
     try:
         findings = read(args.log, Catalogue.load(CATALOGUE))
     except InputError as error:

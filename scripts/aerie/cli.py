@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -34,6 +35,14 @@ def run(main: Callable[[], None]) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def prepare_to_show() -> None:
+    """For a script that shows and computes nothing: it ends without a word when its reader does
+    (`| head`), and what a terminal's encoding lacks is replaced."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")
 
 
 def json_argument(text: str) -> Any:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from aerie.files import InputError
 
@@ -51,6 +52,18 @@ def visible_devices() -> list[str]:
         if not name or name == "-1" or (count and name.isdigit() and int(name) >= count):
             break
         found.append(name)
+    return found
+
+
+def visible_handles(nvml: Any) -> list[tuple[int, Any]]:
+    """NVML's number and handle of each of them; `nvml`: the module pynvml, initialised."""
+    found = []
+    for name in visible_devices():
+        if name.isdigit():
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(name))
+        else:
+            handle = nvml.nvmlDeviceGetHandleByUUID(name)
+        found.append((nvml.nvmlDeviceGetIndex(handle), handle))
     return found
 
 

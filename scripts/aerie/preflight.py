@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -24,6 +25,7 @@ from urllib.parse import urlsplit
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from aerie.devices import visible_handles
 from aerie.files import InputError, read_json
 from aerie.triage import Catalogue, triage
 from aerie.verifier import (
@@ -203,7 +205,10 @@ def check_imports(
             )
         ], {}
     log, _, line = output.rpartition(b"\nFACTS ")
+    # Libraries may have more to say when their process ends.
+    line, _, rest = line.partition(b"\n")
     facts: dict[str, Any] = json.loads(line) if line.startswith(b"{") else {}
+    log += b"\n" + rest if facts else line
     severities = {"fatal": "error", "degraded": "warning", "unknown": "note", "hint": "note"}
     if all(facts.get(name) for name in process.args[3:]):
         # They work; then what was printed is no more than a warning.
@@ -336,8 +341,13 @@ def _check_devices(pynvml: Any, config: Any, facts: dict[str, Any], wanted: int)
             )
         )
     share = config.engine.gpu_memory_utilization
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        handles = visible_handles(pynvml)
+    except pynvml.NVMLError as error:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        found = f"CUDA_VISIBLE_DEVICES is {given!r}, and NVML knows no such GPU ({error})"
+        return [*findings, Finding("gpu", "warning", found, "their free memory is not known")]
+    for index, handle in handles:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         try:
             others = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -445,26 +455,25 @@ def check_room(
 
 
 def check_endpoints(urls: list[str], seconds: float = 3.0) -> list[Finding]:
-    """Whether something listens at each endpoint."""
-    findings = []
-    for url in urls:
+    """Whether something listens at each endpoint; all are asked at the same time."""
+
+    def check(url: str) -> Finding:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
             socket.create_connection((parts.hostname, port), timeout=seconds).close()
         except OSError as error:
-            findings.append(
-                Finding(
-                    "endpoint",
-                    "error",
-                    f"{url}: {error.strerror or error}",
-                    "answers are to come from there",
-                    "start the server, or correct generation.endpoints",
-                )
+            return Finding(
+                "endpoint",
+                "error",
+                f"{url}: {error.strerror or error}",
+                "answers are to come from there",
+                "start the server, or correct generation.endpoints",
             )
-        else:
-            findings.append(Finding("endpoint", "ok", f"{url} listens"))
-    return findings
+        return Finding("endpoint", "ok", f"{url} listens")
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(check, urls))
 
 
 # The verifier

@@ -1,7 +1,6 @@
 """Whether a job gets on, and why it does not: its pace, its losses, processes, GPUs and stacks."""
 
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from aerie.devices import visible_handles
 
 GAPS = 200  # of the last gaps the usual one is made
 LOSSES = 50  # losses of a mean or median
@@ -41,9 +42,13 @@ class Pace:
 
     def event(self, steady: bool, now: float) -> None:
         """Progress was seen; `steady`: the job is at work, not loading, validating or saving."""
-        if self.steady:
+        if self.steady and steady:
             self._gaps.append(now - self.last)
         self.last, self.steady = now, steady
+
+    def forget(self) -> None:
+        """A model is loaded, perhaps anew: the first steps after it have no pace yet."""
+        self._gaps.clear()
 
     def skip(self, seconds: float) -> None:
         """Leave out a time in which nothing could be seen, such as a suspended machine."""
@@ -173,10 +178,7 @@ class Gpus:
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
-            count = pynvml.nvmlDeviceGetCount()
-            self._handles = [
-                (i, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in _visible(range(count))
-            ]
+            self._handles = visible_handles(pynvml)
         except pynvml.NVMLError as error:
             self.missing = f"NVML: {error}"
             return
@@ -210,14 +212,6 @@ class Gpus:
             "power_w": power and round(power / 1000),
             "power_limit_w": limit and round(limit / 1000),
         }
-
-
-def _visible(indices: range) -> list[int]:
-    """The GPUs of CUDA_VISIBLE_DEVICES where it names them by number, else all."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None or not all(n.strip().isdigit() for n in names.split(",") if n.strip()):
-        return list(indices)
-    return [int(n) for n in names.split(",") if n.strip() and int(n) in indices]
 
 
 # Diagnosis

@@ -23,11 +23,13 @@ from aerie.plan import STAGES
 from aerie.report import as_count, as_share, read_benchmark
 
 SILENT_SECONDS = 60.0  # of a supervisor, which writes every few seconds
+AHEAD_SECONDS = 5.0  # a time so far in the future is of a clock that is wrong
 GONE_SECONDS = 10.0  # from the end of a job's process until its supervisor has told of it
 QUIET_SECONDS = 300.0  # of a log, from which on its silence is told; many stages log little
 LOST_SECONDS = 3600.0  # of a log, from which on its job counts as lost
 TAIL = 1 << 18  # bytes read at the end of a progress file: about twenty minutes
 LOG_TAIL = 1 << 20  # bytes of a log that are triaged
+SNAKEMAKE_LOGS = 50  # that are looked at, the newest
 
 STATES = (
     "not started",
@@ -97,7 +99,11 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.stage if self.part == "run" else f"{self.stage} {self.part}"
+        return name_of(self.stage, self.part)
+
+
+def name_of(stage: str, part: str) -> str:
+    return stage if part == "run" else f"{stage} {part}"
 
 
 @dataclass
@@ -157,7 +163,7 @@ def gather(folder: Path, config: dict[str, Any] | None = None) -> RunStatus:
     else:
         status.jobs = jobs_of(_found_shape(folder))
         status.known_from = "the files in its folder"
-    failed = failed_logs(folder)
+    failed = failed_logs(folder, status.began)
     for job in status.jobs:
         reader.look(job, failed)
     _settle(status.jobs)
@@ -254,13 +260,13 @@ def jobs_of(shape: _Shape) -> list[Job]:
         made = [f"drafters/{name}/model", f"drafters/{name}/metrics.jsonl"]
         maps = [] if size is None else [f"map_vocabulary {size}"]
         add("train_drafter", name, made, samples, verifier, *lanes, *maps)
-    trained = [f"train_drafter {name}" for name in shape.drafters]
+    trained = [name_of("train_drafter", name) for name in shape.drafters]
     measured = []
     for stage, file in (("measure_acceptance", "acceptance"), ("measure_speed", "speed")):
         for name in shape.drafters:
             made = [f"evaluation/{name}/{file}.json"]
-            add(stage, name, made, f"train_drafter {name}", prompts, verifier)
-            measured.append(f"{stage} {name}")
+            add(stage, name, made, name_of("train_drafter", name), prompts, verifier)
+            measured.append(name_of(stage, name))
     maps = [f"map_vocabulary {size}" for size in shape.sizes]
     above = [verifier, prompts, *answers, samples, *maps, *lanes, *trained, *measured]
     add("render_report", "run", ["report.html"], *above)
@@ -354,13 +360,17 @@ class _Reader:
             if isinstance(gpu, dict)
         ]
         job.alerts = [text(a) for a in alerts] if isinstance(alerts, list) else []
-        # Clocks of other machines may be off; the file's time is the file server's.
-        job.updated = max((number(found.get("updated")) or 0), _mtime(path) or 0)
+        # Clocks of other machines may be off; the file's time is the file server's. One that is
+        # ahead is not believed: a job that is gone would live until our clock is there.
+        told = number(found.get("updated")) or 0
+        signs = (told, _mtime(path) or 0)
+        past = [t for t in signs if t <= self.status.time + AHEAD_SECONDS]
+        job.updated = max(past) if past else min(signs)
         state = found.get("state")
         if job.started and job.ended:
             job.seconds = job.ended - job.started
         elif job.started and state in ("running", "ending"):
-            job.seconds = job.updated - job.started
+            job.seconds = max((told or job.updated) - job.started, 0)
         if state in ("running", "ending"):
             self._judge_signs(job)
         elif state == "done":
@@ -375,7 +385,7 @@ class _Reader:
         else:
             self.cannot(path, f"unknown state {state!r}")
         began = self.status.began
-        if began and job.state in (*BROKEN, "no sign") and (job.ended or job.updated) < began:
+        if began and job.state in (*BROKEN, "no sign") and job.updated < began:
             job.note, job.reason = f"{job.state} in an earlier run", ""
             job.state = "not started"
 
@@ -515,16 +525,18 @@ def _settle(jobs: list[Job]) -> None:
         states[job.name] = "not started" if job.earlier else job.state
 
 
-def failed_logs(folder: Path) -> set[str]:
+def failed_logs(folder: Path, began: float | None) -> set[str]:
     """Logs, as `<rule>/<part>.log`, of the jobs that failed in Snakemake's last run of this folder
-    and were not started again since; from its own log, where there is one."""
+    and were not started again since; from its own logs since it `began`, where there are any: that
+    of another run in the same working folder may be the newest."""
     try:
         project = folder.absolute().parents[1]
-        newest = max((project / ".snakemake/log").glob("*.log"), key=lambda p: _mtime(p) or 0)
-    except (ValueError, OSError, IndexError):
+        logs = [(_mtime(p) or 0, p) for p in (project / ".snakemake/log").glob("*.log")]
+    except (OSError, IndexError):
         return set()
     found: set[str] = set()
-    for line in _tail(newest, 16 << 20).splitlines():
+    since = [path for written, path in sorted(logs) if written >= (began or 0)]
+    for line in (x for p in since[-SNAKEMAKE_LOGS:] for x in _tail(p, 16 << 20).splitlines()):
         match = re.match(r"    log: (.*?)( \(check log file.*)?$", line)
         for name in match[1].split(", ") if match else []:
             path = Path(name)

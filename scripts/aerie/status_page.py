@@ -4,10 +4,10 @@ figures for Prometheus."""
 import html
 import io
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.rule import Rule
@@ -18,6 +18,7 @@ from aerie.report import as_duration
 from aerie.status import BROKEN, STATES, Job, RunStatus, clock, number, state_of
 
 PAGE_WIDTH = 110  # columns of the HTML page
+NARROW = 72  # columns, under which what is known of a stage stands below its name
 PARTS = 8  # parts of a stage that are listed each
 POINTS = 24  # of a sparkline
 BARS = "▁▂▃▄▅▆▇█"
@@ -41,7 +42,7 @@ WARNING_STYLES = {"fatal": "bold red", "degraded": "yellow", "unknown": "magenta
 
 def draw(status: RunStatus, short: bool = False) -> RenderableType:
     """The page for a terminal of any width. `short`: one line for each stage or part of it."""
-    parts: list[RenderableType] = [_head(status), _stages(status, short)]
+    parts: list[RenderableType] = [_head(status), _Stages(status, short)]
     running = [j for j in status.jobs if j.state in ("running", "no sign")]
     broken = [j for j in status.jobs if j.state in BROKEN]
     if broken:
@@ -62,25 +63,48 @@ def _head(status: RunStatus) -> Text:
     return head
 
 
-def _stages(status: RunStatus, short: bool) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, max_width=12)
-    table.add_column(overflow="ellipsis" if short else "fold", no_wrap=short)
+class _Stages:
+    """The way of the data, as wide as there is room."""
+
+    def __init__(self, status: RunStatus, short: bool):
+        self.status, self.short = status, short
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # What is cut is the last column; Rich would take from all of those that do not wrap alike.
+        last: dict[str, Any] = {"overflow": "fold"}
+        if self.short:
+            last = {"overflow": "ellipsis", "no_wrap": True, "ratio": 1}
+        table = Table(
+            box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0), expand=self.short
+        )
+        table.add_column(no_wrap=True)
+        if options.max_width < NARROW:
+            table.add_column(**last)
+            for sign, title, _, text in _rows(self.status):
+                table.add_row(sign, Text("  " if self.short else "\n  ").join([title, text]))
+        else:
+            table.add_column(no_wrap=True)
+            table.add_column(no_wrap=True, max_width=12)
+            table.add_column(**last)
+            for row in _rows(self.status):
+                table.add_row(*row)
+        yield table
+
+
+def _rows(status: RunStatus) -> Iterator[tuple[Text, Text, RenderableType, Text]]:
+    """Sign, name, bar and words of each stage and its parts."""
     for stage, jobs in status.stages():
         if len(jobs) == 1:
-            table.add_row(*_row(jobs[0], stage if jobs[0].part == "run" else jobs[0].name))
+            yield _row(jobs[0], stage if jobs[0].part == "run" else jobs[0].name)
             continue
         state = state_of(jobs)
         sign, style = SIGNS[state]
         counts = ((sum(j.state == s for j in jobs), s) for s in STATES)
         words = ", ".join(f"{n} {s}" for n, s in counts if n)
-        table.add_row(Text(sign, style), Text(stage), _bar(_sum(jobs)), Text(words, style))
+        yield Text(sign, style), Text(stage), _bar(_sum(jobs)), Text(words, style)
         listed = [j for j in jobs if j.state not in ("not started", "waiting", "done")]
         for job in jobs if len(jobs) <= PARTS else listed:
-            table.add_row(*_row(job, f"  {job.part}"))
-    return table
+            yield _row(job, f"  {job.part}")
 
 
 def _row(job: Job, title: str) -> tuple[Text, Text, RenderableType, Text]:
@@ -270,14 +294,15 @@ def as_prometheus(status: RunStatus) -> str:
     run = {"run": status.run}
 
     def family(name: str, about: str, samples: Iterable[tuple[dict[str, Any], Any]]) -> None:
-        given = [(labels, v) for labels, value in samples if (v := number(value)) is not None]
+        given: dict[str, float] = {}  # a series that is there twice has the whole file refused
+        for labels, value in samples:
+            if (v := number(value)) is not None:
+                given[",".join(f'{k}="{_escape(x)}"' for k, x in {**run, **labels}.items())] = v
         if not given:
             return
         lines.append(f"# HELP aerie_{name} {about}")
         lines.append(f"# TYPE aerie_{name} gauge")
-        for labels, value in given:
-            text = ",".join(f'{k}="{_escape(v)}"' for k, v in {**run, **labels}.items())
-            lines.append(f"aerie_{name}{{{text}}} {value!r}")
+        lines.extend(f"aerie_{name}{{{text}}} {value!r}" for text, value in given.items())
 
     def of(job: Job, **more: Any) -> dict[str, Any]:
         return {"stage": job.stage, "part": job.part, **more}

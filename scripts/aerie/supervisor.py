@@ -36,6 +36,7 @@ from aerie import notify
 from aerie.config import Watch
 from aerie.files import LASTING, InputError, digest, read_json
 from aerie.stalls import Gpus, LossWatch, Pace, cpu_seconds, diagnose, look_at, stacks
+from aerie.text import shorten
 from aerie.triage import Catalogue, Triage
 
 STALLED = 75
@@ -53,6 +54,9 @@ TICK_SECONDS = 1.0
 BAR_SECONDS = 10.0  # between two lines of a progress bar in the log
 ENGINE_SECONDS = 20.0  # from the end of an engine's process until the job is stopped, if it is not
 LONGEST_LINE = 1 << 16  # bytes
+LONGEST_LOG = 1 << 26  # bytes of a job's output; what comes after is judged, and not kept
+JUDGED_LINES = 2000  # between two looks; of a job that floods its log the last ones
+JUDGED_BYTES = 1 << 12  # of a line
 LAST_LINES = 20
 ALERTS = 20
 CATALOGUE = Path(__file__).resolve().parents[2] / "config" / "log_patterns.yaml"
@@ -238,8 +242,9 @@ def end_processes(grace: float, ended: dict[int, int] | None = None) -> list[int
 class Pump(threading.Thread):
     """Copies a job's output into its log: lines with their time, progress bars folded.
 
-    `fresh`: lines since `take` was called last. Never stops for a log that cannot be written: the
-    job would hang.
+    Never stops for a log that cannot be written: the job would hang. Neither memory nor disk is
+    filled by a job that floods its output. `skipped`: lines that `take` did not return, because
+    there were too many; `full`: the log has taken all that it takes.
     """
 
     def __init__(self, source: int, log: Path):
@@ -247,7 +252,10 @@ class Pump(threading.Thread):
         self.source = source
         self.log = log.open("wb", buffering=0)
         self.last: deque[str] = deque(maxlen=LAST_LINES)
-        self._fresh: list[str] = []
+        self.skipped = 0
+        self.full = False
+        self._fresh: deque[str] = deque(maxlen=JUDGED_LINES)
+        self._written = 0
         self._rest = b""
         self._bar_shown = 0.0
         self._lock = threading.Lock()
@@ -276,12 +284,21 @@ class Pump(threading.Thread):
         if mine:
             stamp += b"supervisor: "
         with self._lock:
-            with contextlib.suppress(OSError):
-                self.log.write(b"".join(stamp + line + b"\n" for line in lines))
-            if not mine:
-                texts = [line.decode(errors="replace") for line in lines]
-                self.last.extend(texts)
-                self._fresh += texts
+            if mine or not self.full:
+                with contextlib.suppress(OSError):
+                    data = b"".join(stamp + line + b"\n" for line in lines)
+                    self._written += self.log.write(data)
+            if mine:
+                return
+            if not self.full and self._written > LONGEST_LOG:
+                self.full = True
+                note = f"supervisor: the log has {LONGEST_LOG >> 20} MiB, no more of it is kept\n"
+                with contextlib.suppress(OSError):
+                    self.log.write(stamp + note.encode())
+            texts = [line[:JUDGED_BYTES].decode(errors="replace") for line in lines]
+            self.last.extend(texts)
+            self.skipped += max(len(self._fresh) + len(texts) - JUDGED_LINES, 0)
+            self._fresh.extend(texts)
 
     def say(self, text: str) -> None:
         """Lines of the supervisor's own."""
@@ -289,7 +306,8 @@ class Pump(threading.Thread):
 
     def take(self) -> list[str]:
         with self._lock:
-            fresh, self._fresh = self._fresh, []
+            fresh = list(self._fresh)
+            self._fresh.clear()
         return fresh
 
 
@@ -341,7 +359,7 @@ class Supervisor:
         self._cpu: dict[int, float] = {}  # processor time at the last progress
         self._cpu_before = 0.0
         self._looked = 0.0
-        self._figures: dict[str, Any] = {}
+        self._figures: dict[str, Any] = {"gpus": []}
         self._kills = _kernel_kills()
 
     def run(self) -> int:
@@ -380,8 +398,9 @@ class Supervisor:
             state, why, status = self._judge_end()
         except Stop as stop:
             state, why, status = stop.state, stop.why, stop.status
-            self._explain(state, why, status)
         self._write_status("ending", why)
+        if state in ("stalled", "stopped"):
+            self._explain(state, why, status)
         self._wait_for_children(2 if state in ("done", "failed") else 0)
         left = end_processes(self.watch.grace_seconds, self.ended)
         process.returncode = self.ended.get(self.pid, 0)
@@ -389,6 +408,8 @@ class Supervisor:
             self.pump.say(f"ended processes that the job left behind: {left}")
         self.pump.join(2)
         self._read_log()
+        if self.pump.full and state == "failed":
+            self.pump.say("last lines of the job:\n" + "\n".join(self.pump.last))
         seconds = time.time() - self.started
         self.pump.say(f"{state} after {seconds:.0f} s, status {status}" + (f": {why}" * bool(why)))
         self._write_status(state, why, status)
@@ -421,13 +442,12 @@ class Supervisor:
                 raise Stop("stopped", f"{name} received", 128 + received.si_signo)
             self._read_progress(now)
             if now - self._looked >= STATUS_SECONDS:
-                self._look(now)
-                self._write_status("running", "")
+                self._look_and_tell(now)
             self._check_engines(now)
             idle = now - self.pace.last
             if idle > self.pace.limit():
                 if self._looked < now:
-                    self._look(now)
+                    self._look_and_tell(now)
                 raise Stop("stalled", self._why_stalled(idle), STALLED)
 
     def _wait_for_children(self, seconds: float) -> None:
@@ -453,7 +473,8 @@ class Supervisor:
                 line = json.loads(text)
             except ValueError:
                 continue
-            self._take(line, now)
+            if isinstance(line, dict):
+                self._take(line, now)
 
     def _take(self, line: dict[str, Any], now: float) -> None:
         self.progress.update(line)
@@ -462,7 +483,9 @@ class Supervisor:
             return
         self._signature = signature
         phase, done, total = line.get("phase", "working"), line.get("done"), line.get("total")
-        if phase not in ("loading", "compiling"):
+        if phase in ("loading", "compiling"):
+            self.pace.forget()
+        else:
             self.compiling = False
         # What comes after the last unit has no pace of its own.
         self.pace.event(phase == "working" and not (total and done == total), now)
@@ -470,7 +493,7 @@ class Supervisor:
         if done is not None and (not self._done or self._done[-1][1] != done):
             if self._done and done < self._done[-1][1]:
                 self._done.clear()
-            self._done.append((line.get("time", time.time()), done))
+            self._done.append((now, done))
         if isinstance(line.get("loss"), int | float):
             self._take_loss(float(line["loss"]))
 
@@ -503,6 +526,18 @@ class Supervisor:
 
     # What can be seen of it
 
+    def _look_and_tell(self, now: float) -> None:
+        try:
+            self._look(now)
+            self._write_status("running", "")
+        except Stop:
+            raise
+        except Exception as error:
+            # A job of days is worth more than a look at it: a driver that fails must not end it.
+            words = f"the supervisor could not look at the job: {error!r}"
+            if words not in self.alerts:
+                self._alert("not seen", words)
+
     def _look(self, now: float) -> None:
         """Look at log, processes, GPUs and disks."""
         self._read_log()
@@ -534,17 +569,19 @@ class Supervisor:
         """The least free space of the disks the job writes to; stops it when that is too little."""
         least = None
         for folder in (self.job.log.parent, *self.job.disks):
-            if folder.is_dir():
+            try:
                 free = shutil.disk_usage(folder).free / 2**30
-                least = free if least is None else min(least, free)
-                if free < self.watch.min_free_gib:
-                    raise Stop(
-                        "stopped",
-                        f"the disk of {folder} has {free:.2f} GiB left, under watch.min_free_gib = "
-                        f"{self.watch.min_free_gib:g}; make room and run again, it goes on from "
-                        "what it kept",
-                        STOPPED,
-                    )
+            except OSError:  # not made yet, or a file server that does not answer
+                continue
+            least = free if least is None else min(least, free)
+            if free < self.watch.min_free_gib:
+                raise Stop(
+                    "stopped",
+                    f"the disk of {folder} has {free:.2f} GiB left, under watch.min_free_gib = "
+                    f"{self.watch.min_free_gib:g}; make room and run again, it goes on from "
+                    "what it kept",
+                    STOPPED,
+                )
         return None if least is None else round(least, 2)
 
     def _check_engines(self, now: float) -> None:
@@ -562,6 +599,8 @@ class Supervisor:
         found = look_at(self._processes, self._cpu, idle)
         ended = [name for _, name in self._lost]
         words = diagnose(found, self._figures["gpus"], self.gpus.missing, ended, self.phase())
+        if self.pump.skipped:
+            words += f"; it floods its log ({self.pump.skipped:,} lines were too many to be judged)"
         return f"no progress for {idle:.0f} s{known} ({self.phase()}): {words}"
 
     def _explain(self, state: str, why: str, status: int) -> None:
@@ -620,7 +659,7 @@ class Supervisor:
     def _reading(self) -> str:
         """The job's last line, and what the triage of its log makes of it."""
         lines = [line for line in self.pump.last if line.strip()]
-        words = f": {lines[-1]}" if lines else ""
+        words = f": {shorten(lines[-1], 400)}" if lines else ""
         findings = self.judge.finish() if self.judge is not None else []
         if findings and findings[0].level == "fatal":
             worst = findings[0]
@@ -642,10 +681,10 @@ class Supervisor:
             "rate": rate,
             "remaining_seconds": remaining,
             "loss": _json_number(progress.get("loss")),
-            "accuracy": progress.get("accuracy"),
+            "accuracy": _json_number(progress.get("accuracy")),
             "last_progress": progress.get("time"),
             "stall_after_seconds": round(self.pace.limit(), 1),
-            "warnings": {**self._log_counts(), **self.warnings},
+            "warnings": {**self._counts(), **self.warnings},
             "alerts": list(self.alerts),
             "reason": why,
             "host": platform.node(),
@@ -660,12 +699,16 @@ class Supervisor:
             "exit": status,
             "attempt_of": _attempt_of(self.job),
         }
+        text = json.dumps(values, indent=1, allow_nan=False, default=str) + "\n"
         path = self.job.status
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         # Not synced to the disk: it comes every few seconds and is worth nothing after a power cut.
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(values, indent=1, allow_nan=False, default=str) + "\n")
-            os.replace(temporary, path)
+            try:
+                temporary.write_text(text)
+                os.replace(temporary, path)
+            except OSError:
+                temporary.unlink()  # the disk is full
 
     def _rate(self) -> tuple[float | None, float | None]:
         """Units a second over the last minutes, and the seconds until the total is done."""
@@ -678,17 +721,22 @@ class Supervisor:
         total = self.progress.get("total")
         return round(rate, 4), round((total - last) / rate, 1) if total and rate else None
 
-    def _log_counts(self) -> dict[str, int]:
-        """Messages in the log by the triage's class, without those that mean nothing."""
+    def _counts(self) -> dict[str, int]:
+        """Messages in the log by the triage's class, without those that mean nothing; and how many
+        lines were too many to be judged."""
         counts: Counter[str] = Counter()
         for finding in self.judge.so_far() if self.judge is not None else []:
             if finding.level != "benign":
                 counts[finding.level] += finding.count
+        if self.pump.skipped:
+            counts["not judged"] = self.pump.skipped
         return dict(counts)
 
 
 def _json_number(value: Any) -> Any:
     """JSON has no NaN and no infinity: those as text."""
+    if isinstance(value, list):
+        return [_json_number(v) for v in value]
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 

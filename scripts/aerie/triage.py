@@ -20,7 +20,7 @@ ORDER = ("fatal", "degraded", "unknown", "hint", "benign")
 """Classes as they are shown. The catalogue has all but `unknown`."""
 
 BLOCK = 1 << 20  # bytes read at a time
-LONGEST = 1 << 16  # characters; a longer line is judged in pieces
+LONGEST = 1 << 14  # characters; a longer line is judged in pieces: searches take time by the square
 TEXT = 400  # characters kept of a message
 KINDS = 2000  # distinct unknown messages told apart; further ones are counted together
 STREAMS = 256  # processes whose tracebacks are followed at a time
@@ -270,6 +270,7 @@ class Triage:
         self._ignored: dict[str, int] = {}
         self._outside = 0
         self._overflow: Finding | None = None
+        self._beyond: tuple[Finding, int] | None = None  # the last of those that overflow, its end
 
     def feed(self, block: str) -> None:
         """Take the next lines."""
@@ -287,7 +288,8 @@ class Triage:
             number += 1
             if self._open or any(q in line for q in quick) or (glog and _GLOG.search(line)):
                 for part in line.split("\r"):
-                    self._take(part, number, among)
+                    for start in range(0, len(part) or 1, LONGEST):
+                        self._take(part[start : start + LONGEST], number, among)
             else:
                 self._outside += 1
         self.lines += ends
@@ -415,15 +417,16 @@ class Triage:
             return
         key = ("line", fold(last))
         place = f", raised at {trace.frame}" if trace.frame else ""
-        self._add_unknown(
-            key,
-            trace.first_line,
-            text,
-            f"an exception that the catalogue does not know{place}",
-            "read the lines before it; the frame named is where it was raised",
-        )
-        if not trace.ignored:
+        meaning = f"an exception that the catalogue does not know{place}"
+        advice = "read the lines before it; the frame named is where it was raised"
+        self._add_unknown(key, trace.first_line, text, meaning, advice)
+        if trace.ignored:
+            return
+        if key in self._found:
             self._ends[key] = trace.end
+        else:
+            found = Finding("fatal", None, 1, trace.first_line, text, meaning, advice)
+            self._beyond = found, trace.end
 
     # Findings
 
@@ -471,8 +474,11 @@ class Triage:
         for key, end in self._ends.items():
             if key in self._found and self._outside - end < LAST_LINES:
                 self._found[key].level = "fatal"
+        last = [found for found, end in filter(None, [self._beyond])
+                if self._outside - end < LAST_LINES]  # fmt: skip
         return sorted(
-            self.so_far(), key=lambda f: (ORDER.index(f.level), f.consequence, f.first_line)
+            [*self.so_far(), *last],
+            key=lambda f: (ORDER.index(f.level), f.consequence, f.first_line),
         )
 
 

@@ -45,6 +45,39 @@ def test_those_given_are_what_is_chosen_from(machine):
     assert visible_devices() == ["2"]
 
 
+def test_figures_are_of_those_that_the_job_sees_by_whatever_name(machine):
+    from aerie.stalls import Gpus
+
+    class Nvml:
+        """The first of four GPUs has a name, too."""
+
+        class NVMLError(Exception):
+            pass
+
+        def __getattr__(self, name):
+            if name == "nvmlInit":
+                return lambda: None
+            if name == "nvmlDeviceGetHandleByUUID":
+                return lambda uuid: {"GPU-8f2a": 2}[uuid]
+            if name in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"):
+                return lambda same: same
+
+            def unknown(_):
+                raise self.NVMLError
+
+            return unknown
+
+    machine.setitem(sys.modules, "pynvml", Nvml())
+    for given, found in ((None, [0, 1, 2, 3]), ("3,1", [3, 1]), ("GPU-8f2a", [2]), ("", [])):
+        if given is None:
+            machine.delenv(devices.VISIBLE, raising=False)
+        else:
+            machine.setenv(devices.VISIBLE, given)
+        gpus = Gpus()
+        assert [g["index"] for g in gpus.read()] == found
+        assert gpus.missing == (None if found else "no GPU is visible")
+
+
 @pytest.mark.parametrize(
     ("given", "found"), [("", 0), ("-1", 0), ("0", 1), (None, 4)], ids=["none", "-1", "one", "all"]
 )

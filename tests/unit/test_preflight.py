@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,6 +112,10 @@ def test_imports_are_judged_by_the_catalogue(tmp_path, monkeypatch):
     found = imported(tmp_path, monkeypatch, text)
     assert [f.severity for f in found] == ["error"]
     assert "Uninstall flash-attn" in found[0].advice
+    # What a library says when the process ends is judged like the rest.
+    text = 'import atexit\natexit.register(print, "Using a slow tokenizer. This might")\n'
+    found = imported(tmp_path, monkeypatch, text)
+    assert [f.severity for f in found] == ["note", "ok"]
     found = imported(tmp_path, monkeypatch, "import os\nos._exit(9)")
     assert [f.severity for f in found] == ["error"]
     assert "exit status 9" in found[0].found
@@ -138,6 +143,7 @@ class Nvml(SimpleNamespace):
             nvmlSystemGetCudaDriverVersion=lambda: cuda,
             nvmlDeviceGetCount=lambda: 1,
             nvmlDeviceGetHandleByIndex=lambda i: i,
+            nvmlDeviceGetIndex=lambda h: h,
             nvmlDeviceGetName=lambda h: b"H200",
             nvmlDeviceGetMemoryInfo=lambda h: SimpleNamespace(free=free << 30, total=140 << 30),
             nvmlDeviceGetComputeRunningProcesses=lambda h: [
@@ -166,6 +172,26 @@ def test_gpus(monkeypatch, nvml, sections, severity, text):
     assert text in " ".join(f.found + f.meaning for f in found)
 
 
+def test_gpus_that_are_not_for_the_run_are_left_to_others(monkeypatch):
+    nvml = Nvml(139)
+    nvml.nvmlDeviceGetCount = lambda: 2
+    memory = nvml.nvmlDeviceGetMemoryInfo
+    nvml.nvmlDeviceGetMemoryInfo = lambda h: memory(h) if h else SimpleNamespace(free=0, total=1)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert worst(check_gpus(config(), FACTS)) == "warning"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert worst(check_gpus(config(), FACTS)) == "ok"
+
+    def unknown(_):
+        raise nvml.NVMLError("Not Found")
+
+    nvml.nvmlDeviceGetHandleByUUID = unknown
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-77")
+    found = check_gpus(config(), FACTS)
+    assert worst(found) == "warning"
+    assert "'GPU-77', and NVML knows no such GPU (Not Found)" in found[-1].found
+
+
 def test_no_gpu_is_fine_unless_one_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert worst(check_gpus(config(), {"cuda": None, "devices": 0})) == "ok"
@@ -191,6 +217,19 @@ def test_an_endpoint_that_does_not_listen_is_told():
     found = check_endpoints([f"http://127.0.0.1:{port}/v1"])
     assert worst(found) == "error"
     assert "refused" in found[0].found
+
+
+def test_endpoints_that_do_not_answer_are_waited_for_together(monkeypatch):
+    def silent(address, timeout):
+        time.sleep(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    start = time.monotonic()
+    urls = [f"http://node{i}:8000/v1" for i in range(8)]
+    found = check_endpoints(urls, seconds=0.5)
+    assert time.monotonic() - start < 3
+    assert [f.found for f in found] == [f"{url}: timed out" for url in urls]
 
 
 # The verifier

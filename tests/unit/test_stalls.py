@@ -46,6 +46,26 @@ def test_loading_and_the_first_step_have_a_generous_limit():
     assert pace.usual_gap() == pytest.approx(2)  # the time of saving is none of work
 
 
+def test_the_first_steps_after_a_model_was_loaded_again_have_a_generous_limit():
+    pace = paced([1.0] * 10)
+    pace.event(False, 11)  # the engine died; another one is loaded
+    pace.forget()
+    pace.event(True, 300)
+    assert pace.limit() == 1800
+    pace.event(True, 400)  # a first step with all that is compiled for it
+    pace.event(True, 401)
+    pace.event(True, 402)
+    assert pace.limit() == 1000
+
+
+def test_the_way_from_work_to_something_else_is_no_gap_of_work():
+    pace = Pace(60, 10, 1800, now=0)
+    pace.event(True, 1)  # at work, as jobs are until they say that they load
+    pace.event(False, 2)
+    pace.event(True, 100)
+    assert pace.limit() == 1800
+
+
 def test_a_time_in_which_nothing_could_be_seen_does_not_count():
     pace = paced([1.0] * 10)
     pace.skip(3600)

@@ -206,6 +206,23 @@ def test_a_job_of_another_host_is_judged_by_its_heartbeat(run):
     assert job.note.startswith("no sign from node7 since ")
 
 
+def test_clocks_of_other_hosts_may_be_off(run):
+    """The job's clock is ahead by an hour, and the file's time is right."""
+    ahead = {"host": "node7", "updated": time.time() + 3600, "started": time.time() + 3000}
+    run.status_file("extract_hidden_states", "0", age=400, **ahead)
+    assert run.job("extract_hidden_states 0").state == "no sign"
+    run.status_file("extract_hidden_states", "0", age=10, **ahead)
+    job = run.job("extract_hidden_states 0")
+    assert (job.state, round(job.seconds)) == ("running", 600)
+    # It is an hour behind: what ended in this run did not end in an earlier one.
+    behind = {"host": "node7", "started": time.time() - 3700, "ended": time.time() - 3600}
+    run.status_file("extract_hidden_states", "0", age=10, state="failed", exit=1, **behind)
+    assert run.job("extract_hidden_states 0").state == "failed"
+    # Both are ahead, as is a file server whose clock is.
+    run.status_file("extract_hidden_states", "0", age=-100, host="node7")
+    assert run.job("extract_hidden_states 0").state == "running"
+
+
 def test_a_job_of_this_host_is_dead_when_its_process_is_gone(run):
     run.status_file("train_drafter", "base", age=20, pid=GONE)
     assert run.job("train_drafter base").state == "dead"
@@ -250,6 +267,11 @@ def test_a_failure_without_supervisor_is_known_from_snakemakes_log(run):
     assert job.state == "failed"
     assert "No space left on device" in job.reason
     assert "room" in job.reason or "space" in job.reason.split("\n", 1)[1]  # the catalogue's advice
+    # Another run of the same folder leaves a log of its own, and has not mended it.
+    other = began.replace("results/demo", "results/other")
+    run.write("../../.snakemake/log/0.snakemake.log", other + failed, age=2000)
+    run.write("../../.snakemake/log/2.snakemake.log", other, age=-1)
+    assert run.job("tokenize_samples").state == "failed"
     run.write("../../.snakemake/log/1.snakemake.log", began + failed + began)
     assert run.job("tokenize_samples").state == "running"
 
@@ -376,6 +398,54 @@ def test_the_page_of_a_finished_run_tells_what_came_out(run):
     assert families["aerie_speedup_ratio", None] == 1.19
 
 
+@pytest.mark.parametrize(("width", "short"), [(40, False), (40, True), (80, True)])
+def test_a_narrow_terminal_has_the_same_words_in_few_lines(run, width, short):
+    run.made("import_verifier")
+    run.status_file("train_drafter", "base")
+    run.status_file("generate_responses", state="failed", reason="for a reason " * 20)
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(draw(run.look(), short))
+    page = console.file.getvalue()
+    assert all(len(line) <= width for line in page.splitlines())
+    above = page.split("what went wrong ─")[0]
+    assert len(above.splitlines()) < (15 if short else 40)
+    words = " ".join(above.replace("━", " ").replace("╸", " ").split())
+    assert "✓ import_verifier done" in words
+    assert "▶ train_drafter base running" in words
+    assert "✗ generate_responses failed; for a" in words
+    assert short or "30/120 steps, 1.5/s, 1 min 00 s left" in words
+
+
+def test_the_page_ends_quietly_with_its_reader_and_fits_any_encoding(run):
+    run.made("import_verifier")
+    command = [sys.executable, str(SCRIPTS / "show_status.py"), str(run.folder)]
+    for option in ((), ("--json",)):
+        process = subprocess.Popen(
+            [*command, *option], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        process.stdout.close()  # as `| head` does
+        assert process.stderr.read() == ""
+        process.wait()
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1", "NO_COLOR": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"import_verifier" in done.stdout
+    assert b"\x1b" not in done.stdout
+
+
+def test_no_figure_is_there_twice_whatever_the_files_say(run):
+    gpu = {"index": 0, "use_percent": 5}
+    run.status_file("train_drafter", "base", gpus=[gpu, gpu, {}, {"use_percent": 3}])
+    lines = as_prometheus(run.look()).splitlines()
+    series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
+    assert len(series) == len(set(series))
+    assert sum(line.startswith("aerie_gpu_use_ratio") for line in series) == 2
+
+
 def test_figures_are_what_prometheus_reads(run):
     name = 'odd"name\\with\nall'
     run.folder.rename(run.folder.parent / name)
@@ -470,6 +540,22 @@ def test_watching_leaves_the_terminal_as_it_was(run, tmp_path, how):
     assert b"import_verifier" in seen[left:]  # and the last page stays
     assert b"Traceback" not in seen
     assert (tmp_path / "a.prom").is_file()
+
+
+def test_watching_outlasts_a_folder_that_cannot_be_written(run, tmp_path):
+    page = tmp_path / "out/page.html"
+    command = [sys.executable, str(SCRIPTS / "show_status.py"), str(run.folder), "--json"]
+    process = subprocess.Popen(
+        [*command, "--watch", "--html", str(page)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline()
+    page.unlink()
+    page.parent.rmdir()
+    page.parent.write_text("a file is in its place")
+    assert all(process.stdout.readline() for _ in range(2))
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 0
 
 
 def test_an_unknown_run_is_an_error_that_names_the_others(run):

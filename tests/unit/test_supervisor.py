@@ -12,6 +12,7 @@ import psutil
 import pytest
 from conftest import SCRIPTS, marked_processes
 
+from aerie import supervisor
 from aerie.progress import JobProgress
 
 # Generous where a busy machine could be slow, short where a test waits for it.
@@ -56,7 +57,7 @@ class Watched:
         return self.process.returncode
 
     def log(self) -> str:
-        return (self.folder / "run.log").read_text()
+        return (self.folder / "run.log").read_text(errors="replace")
 
     def status(self) -> dict:
         return json.loads((self.folder / "run.status.json").read_text())
@@ -193,6 +194,81 @@ def test_a_stall_is_seen_explained_and_ended(watched, code, diagnosis):
     if "def " in code:
         name = re.search(r"def (\w+)", code)[1]
         assert re.search(rf"{name} \(.*job\.py:\d+\)", job.log())  # in the stack
+
+
+FLOODS = {
+    "lines": 'b"WARNING: something odd at step 12345, once more\\n" * 300',
+    "one line of bytes": "bytes(range(14, 256)) * 256",
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_job_that_floods_its_log_is_stopped_as_soon_and_fills_nothing(watched, kind):
+    flood = f"""
+data = {FLOODS[kind]}
+while True:
+    os.write(1, data)
+"""
+    job = watched("steps()" + flood, limits={"stall_gaps": 5})
+    end, most = time.time() + 60, 0
+    while job.process.poll() is None and time.time() < end:
+        for process in [p for p in job.processes() if "--stage" in p.cmdline()]:
+            most = max(most, process.memory_info().rss)
+        time.sleep(0.2)
+    assert job.wait(timeout=10) == 75
+    assert "no progress for" in job.status()["reason"]
+    assert most < 250 << 20
+    assert (job.folder / "run.log").stat().st_size < 70 << 20
+    assert "stacks of the Python processes" in job.log()[-200_000:]
+    if kind == "lines":
+        assert job.status()["warnings"]["not judged"] > 10_000
+        assert "it floods its log" in job.stderr
+        assert job.status()["warnings"]["unknown"] > 1000
+
+
+def test_a_log_that_is_full_still_has_the_end_of_the_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "LONGEST_LOG", 1000)
+    reading, writing = os.pipe()
+    pump = supervisor.Pump(reading, tmp_path / "run.log")
+    pump.start()
+    os.write(writing, b"".join(b"line %d\n" % i for i in range(500)))
+    os.write(writing, b"the last words\n")
+    os.close(writing)
+    pump.join()
+    pump.say("failed")
+    log = (tmp_path / "run.log").read_text()
+    assert "line 0\n" in log
+    assert "no more of it is kept" in log
+    assert log.endswith("supervisor: failed\n")
+    assert pump.last[-1] == "the last words"
+    assert pump.take()[-1] == "the last words"
+
+
+def test_telemetry_that_fails_does_not_end_the_job_and_is_said(watched, tmp_path):
+    (tmp_path / "pynvml.py").write_text("""
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+nvmlShutdown = nvmlInit
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(i): return i
+nvmlDeviceGetIndex = nvmlDeviceGetHandleByIndex
+def nvmlDeviceGetName(handle): raise RuntimeError("the driver is gone")
+""")
+    job = watched("steps(3); step(3, phase='saving'); time.sleep(5)", PYTHONPATH=str(tmp_path))
+    assert job.wait() == 0, job.stderr
+    assert job.log().count("WARNING: the supervisor could not look at the job: RuntimeError") == 1
+    assert "the driver is gone" in job.status()["alerts"][0]
+
+
+def test_odd_progress_does_not_end_the_job(watched):
+    job = watched("""
+with open("run.progress.jsonl", "a") as file:
+    file.write('5\\nnull\\n[1]\\n"x"\\n{"done": 3}\\n{"phase"\\n')
+step(1, accuracy=[float("nan"), 0.5], loss=2.0, phase="saving")
+time.sleep(4)
+""")
+    assert job.wait() == 0, job.stderr
+    assert job.status()["accuracy"] == ["nan", 0.5]
 
 
 def test_a_stopped_process_below_the_job_is_named(watched):

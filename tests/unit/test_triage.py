@@ -7,12 +7,14 @@ import os
 import resource
 import subprocess
 import sys
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from aerie.files import InputError
-from aerie.triage import Catalogue, needles, triage
+from aerie.triage import Catalogue, Triage, needles, triage
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = ROOT / "config" / "log_patterns.yaml"
@@ -85,6 +87,11 @@ def test_needles(pattern, expected):
         ("[W1130 18:00:00.1 x.cpp:1] something new (function operator())", "unknown"),
         ("INFO 11-30 18:00:00 [x.py:1] the Error: counter is 0 WARNING", None),
         ("train loss 2.13, no errors", None),
+        # Not killed for memory: it follows from another rank's failure.
+        ("W1130 18:00:00.1 1 torch/distributed/elastic/multiprocessing/api.py:908] Unable to "
+         "shutdown process 17 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
+         "unknown"),
+        ("E1130 18:00:00.1 1 x.py:1] Signal 9 (SIGKILL) received by PID 17", "fatal"),
         ("/x/y.py:3: UserWarning: watch out", "unknown"),
     ],
 )  # fmt: skip
@@ -313,6 +320,40 @@ def test_memory_stays_constant_whatever_the_log_holds(tmp_path):
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 40 * 1024  # KiB
     assert found[0].id == "disk_full"
+
+
+def words(number: int) -> str:
+    """Letters that no other number has, and that are not folded as numbers are."""
+    return "".join(chr(ord("g") + int(d)) for d in str(number))
+
+
+def test_ever_more_kinds_of_tracebacks_take_no_more_memory_and_the_last_is_seen(monkeypatch):
+    monkeypatch.setattr("aerie.triage.KINDS", 50)
+    trace = 'Traceback (most recent call last):\n  File "/a.py", line 3, in f\n{}Error: {}\n'
+    kinds = [trace.format("Odd", words(i) * 50) for i in range(600)]
+    judge = Triage(CATALOGUE)
+    tracemalloc.start()
+    judge.feed("".join(kinds[:100]))
+    before = tracemalloc.get_traced_memory()[0]
+    judge.feed("".join(kinds[100:]))
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 50_000  # of 500 messages of 150 characters
+    judge.feed("step\n" * 30 + trace.format("Key", "this ended it"))
+    first, *others = judge.finish()
+    assert (first.level, first.text, first.first_line) == ("fatal", "KeyError: this ended it", 1831)
+    assert sum(f.count for f in others) == 601
+    judge = Triage(CATALOGUE)
+    judge.feed("".join(kinds[:100]) + "step\n" * 30)
+    assert {f.level for f in judge.finish()} == {"unknown"}
+
+
+def test_a_line_of_megabytes_takes_no_longer_than_its_pieces():
+    # A search with a wildcard takes time by the square of the line's length.
+    line = "enable_prefix_caching=True " * 38_000 + "\n"
+    start = time.process_time()
+    findings(line + "OSError: [Errno 28] No space left on device\n")
+    assert time.process_time() - start < 20  # in one piece: minutes
 
 
 # The command

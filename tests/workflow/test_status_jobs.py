@@ -17,6 +17,7 @@ WIDE = {
         "base": None,
         "small": {"vocabulary": 1000},
         "v1.5": {"vocabulary": 1000},
+        "run": {"vocabulary": 1000},  # as the parts of stages without parts are called
         "full": {"vocabulary": "full"},
         "more": {"vocabulary": 2000, "from_checkpoint": "some/folder"},
     },
