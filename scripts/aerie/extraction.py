@@ -13,7 +13,6 @@ it is batched with, so only a shard that is computed by itself is the same whate
 import concurrent.futures
 import math
 import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 
 from aerie.engine import Answer, EngineDied, Failure, Request, read_captured
-from aerie.files import InputError, read_json, write_json
+from aerie.files import InputError, free_bytes, read_json, write_json
 from aerie.hidden_states import (
     BadStates,
     Sample,
@@ -122,11 +121,7 @@ def check_room(store: Store, tokens: int, max_gib: float | None) -> None:
         return
     ratio, c = measured_ratio(store), store.convention
     needed = tokens * c.bytes_per_token() * ratio
-    place = store.folder
-    while not place.is_dir():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    root = store.folder.parent
+    free, root = free_bytes(store.folder), store.folder.parent
     figures = (
         f"the states of {tokens:,} tokens take {needed / 2**30:.2f} GiB ({len(c.layer_ids)} states "
         f"of {c.hidden_size} x 2 bytes a token, stored at {ratio:.2f} of that)"
