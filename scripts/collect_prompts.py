@@ -14,7 +14,8 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,35 +23,32 @@ import numpy as np
 import zstandard
 
 from aerie.cleaning import (
+    MB,
     PERMUTATIONS,
     Contamination,
-    characters,
-    duplicate_key,
+    cleaned,
     heldout_border,
     near_duplicates,
     prompt_hash,
-    sampled,
     signature,
 )
 from aerie.cli import parser
 from aerie.config import Corpus, Source, load_config
 from aerie.corpus import (
-    Conversation,
+    PROMPT_FILES,
     Tally,
+    check_files,
     check_source,
     conversations,
-    dataset_place,
+    new_tallies,
     parse_source,
-    printable,
     source_names,
 )
 from aerie.files import InputError, whole_file, write_json
 from aerie.progress import JobProgress
-from aerie.reading import Meter, expand
+from aerie.reading import Meter
 from aerie.text import beginning
 
-MB = 10**6
-OUTPUTS = ("train.jsonl.zst", "heldout.jsonl.zst", "report.json")
 NOT_LOST = ("duplicate", "near duplicate", "outside the source's weight")
 """Reasons that do not count against the floor: the text is kept elsewhere, or was not asked for."""
 
@@ -70,8 +68,7 @@ def collect(
     total = check_files(corpus.sources, output)
     for source in [*corpus.sources, *decontaminate]:
         check_source(source, corpus)
-    names = source_names(corpus.sources)
-    tallies = {n: Tally(printable(s.path)) for n, s in zip(names, corpus.sources, strict=True)}
+    tallies, meter = new_tallies(corpus.sources), Meter()
     evaluation, sets = evaluation_prompts(decontaminate, corpus)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=output) as spool:
@@ -80,7 +77,7 @@ def collect(
             JobProgress("collecting", total // MB, "MB", progress_log) as progress,
             zstandard.ZstdCompressor(level=1).stream_writer(spool, closefd=False) as packed,
         ):
-            for found in cleaned(corpus, mode, tallies, evaluation, sets, progress):
+            for found in cleaned(corpus, mode, tallies, meter, evaluation, sets, progress):
                 hashes.append(prompt_hash(found.record))
                 packed.write(found.line + b"\n")
         remove = similar(corpus, spool, len(hashes), tallies, progress_log)
@@ -88,9 +85,9 @@ def collect(
         kept = array.array("Q", (h for row, h in enumerate(hashes) if row not in remove))
         border, warning = heldout_border(kept, corpus.heldout_share)
         # A report stands beside files that belong to it, or there is none.
-        (output / OUTPUTS[2]).unlink(missing_ok=True)
+        (output / PROMPT_FILES[2]).unlink(missing_ok=True)
         with contextlib.ExitStack() as stack:
-            sides = [stack.enter_context(sink(output / name)) for name in OUTPUTS[:2]]
+            sides = [stack.enter_context(sink(output / name)) for name in PROMPT_FILES[:2]]
             counts = [0, 0]
             for row, line in enumerate(lines(spool)):
                 if row not in remove:
@@ -111,26 +108,8 @@ def collect(
         "evaluation_sets": sets,
         "sources": {name: tally.report() for name, tally in tallies.items()},
     }
-    write_json(output / OUTPUTS[2], report)
+    write_json(output / PROMPT_FILES[2], report)
     return report
-
-
-def check_files(sources: list[Source], output: Path) -> int:
-    """All bytes of all sources; `InputError` when one is missing or is an output of this run."""
-    own = {(output / name).resolve() for name in OUTPUTS}
-    total = 0
-    for source in sources:
-        if dataset_place(source.path) is not None:
-            continue
-        files, passed_over = expand(source.path)
-        for file in files:
-            if file.resolve() in own:
-                raise InputError(f"{file}: a source of this run and its output; change one of them")
-            total += file.stat().st_size
-        if passed_over:
-            some = ", ".join(p.name for p in passed_over[:5])
-            print(f"{source.path}: not data files, passed over: {some}", file=sys.stderr)
-    return total
 
 
 def evaluation_prompts(
@@ -148,64 +127,6 @@ def evaluation_prompts(
             tally.records_kept += 1
         sets[name] = {"prompts": tally.records_kept, "records_dropped": 0}
     return found, sets
-
-
-def cleaned(
-    corpus: Corpus,
-    mode: str,
-    tallies: dict[str, Tally],
-    evaluation: Contamination | None,
-    sets: dict[str, dict[str, int]],
-    progress: JobProgress,
-) -> Iterator[Conversation]:
-    """Conversations of all sources in order, without duplicates and what the filters take out."""
-    seen: set[bytes] = set()
-    meter, number = Meter(), 0
-    for source, (name, tally) in zip(corpus.sources, tallies.items(), strict=True):
-        for found in conversations(source, name, corpus, mode, tally, meter):
-            number += 1
-            if number % 500 == 0:
-                note = f"{number:,} conversations"
-                progress.update(meter.done // MB, note, conversations=number)
-            reason, detail = check(found.record, corpus, source, seen, evaluation)
-            if reason:
-                record = found.record
-                if reason == "contaminated":
-                    sets[detail.rpartition(": ")[0]]["records_dropped"] += 1
-                where = {"file": found.file, "place": found.place, "id": record["id"]}
-                tally.drop(reason, **where, detail=detail)
-                continue
-            tally.records_kept += 1
-            yield found
-            if len(seen) == corpus.limit:
-                return
-            if tally.records_kept == source.limit:
-                break
-
-
-def check(
-    record: dict[str, Any],
-    corpus: Corpus,
-    source: Source,
-    seen: set[bytes],
-    evaluation: Contamination | None,
-) -> tuple[str, str]:
-    """Reason and detail for which a record is left out; two empty texts, and its key is `seen`,
-    when it is kept."""
-    length = characters(record)
-    if length < corpus.min_characters:
-        return "too short", f"{length} characters, corpus.min_characters {corpus.min_characters}"
-    if length > corpus.max_characters:
-        return "too long", f"{length} characters, corpus.max_characters {corpus.max_characters}"
-    key = duplicate_key(record)
-    if key in seen:
-        return "duplicate", ""
-    if evaluation and (shared := evaluation.find(record)):
-        return "contaminated", f"{shared[0]}: {shared[1]}"
-    if not sampled(record, source.weight):
-        return "outside the source's weight", ""
-    seen.add(key)
-    return "", ""
 
 
 def similar(
@@ -258,11 +179,8 @@ def kept_share(tallies: list[Tally]) -> float:
     return kept / (kept + lost) if kept + lost else 0.0
 
 
-def summed(counts: Any) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for table in counts:
-        for reason, count in table.items():
-            total[reason] = total.get(reason, 0) + count
+def summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total = sum(map(Counter, counts), Counter())
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -1,14 +1,19 @@
-"""Duplicates, near duplicates, contamination by evaluation prompts, and the held-out side."""
+"""What of a corpus is left out, duplicates and contamination among it, and the held-out side."""
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from aerie.config import Corpus, Source
+from aerie.corpus import Conversation, Tally, conversations
 from aerie.files import InputError, digest
+from aerie.progress import JobProgress
+from aerie.reading import Meter
 
+MB = 10**6
 PERMUTATIONS = 128
 """MinHash values a conversation; similarity is estimated to about ± 0.035."""
 ROWS = 4
@@ -114,6 +119,67 @@ class Contamination:
                 if run in self.runs:
                     return self.runs[run], run
         return None
+
+
+def cleaned(
+    corpus: Corpus,
+    mode: str,
+    tallies: dict[str, Tally],
+    meter: Meter,
+    evaluation: Contamination | None = None,
+    sets: dict[str, dict[str, int]] | None = None,
+    progress: JobProgress | None = None,
+) -> Iterator[Conversation]:
+    """Conversations of all sources in order, without duplicates and what the filters take out.
+
+    `sets`: what is known of each set in `evaluation`; what it takes out is counted there.
+    """
+    seen: set[bytes] = set()
+    number = 0
+    for source, (name, tally) in zip(corpus.sources, tallies.items(), strict=True):
+        for found in conversations(source, name, corpus, mode, tally, meter):
+            number += 1
+            if progress and number % 500 == 0:
+                note = f"{number:,} conversations"
+                progress.update(meter.done // MB, note, conversations=number)
+            reason, detail = _left_out(found.record, corpus, source, seen, evaluation)
+            if reason:
+                if reason == "contaminated":
+                    sets[detail.rpartition(": ")[0]]["records_dropped"] += 1
+                where = {"file": found.file, "place": found.place, "id": found.record["id"]}
+                tally.drop(reason, **where, detail=detail)
+                continue
+            tally.records_kept += 1
+            yield found
+            if len(seen) == corpus.limit:
+                return
+            if tally.records_kept == source.limit:
+                break
+
+
+def _left_out(
+    record: dict[str, Any],
+    corpus: Corpus,
+    source: Source,
+    seen: set[bytes],
+    evaluation: Contamination | None,
+) -> tuple[str, str]:
+    """Reason and detail for which a record is left out; two empty texts, and its key is `seen`,
+    when it is kept."""
+    length = characters(record)
+    if length < corpus.min_characters:
+        return "too short", f"{length} characters, corpus.min_characters {corpus.min_characters}"
+    if length > corpus.max_characters:
+        return "too long", f"{length} characters, corpus.max_characters {corpus.max_characters}"
+    key = duplicate_key(record)
+    if key in seen:
+        return "duplicate", ""
+    if evaluation and (shared := evaluation.find(record)):
+        return "contaminated", f"{shared[0]}: {shared[1]}"
+    if not sampled(record, source.weight):
+        return "outside the source's weight", ""
+    seen.add(key)
+    return "", ""
 
 
 def signature(record: dict[str, Any]) -> np.ndarray:

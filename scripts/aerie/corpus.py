@@ -6,6 +6,7 @@ A layout is one small function in `LAYOUTS`; docs/corpus.md has the tables and t
 import json
 import math
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,9 @@ ROLES = {
     **dict.fromkeys(["function_call", "tool_call"], "call"),
 }
 """Role names, in small letters → role; `call` is an assistant turn whose text is a tool call."""
+
+PROMPT_FILES = ("train.jsonl.zst", "heldout.jsonl.zst", "report.json")
+"""What a run makes of its sources, in one folder."""
 
 MAX_DEPTH = 64
 """Deepest nesting of tools and tool call arguments."""
@@ -751,6 +755,12 @@ class Tally:
         return vars(self)
 
 
+def new_tallies(sources: list[Source]) -> dict[str, Tally]:
+    """A tally for each source by its name."""
+    names = source_names(sources)
+    return {n: Tally(printable(s.path)) for n, s in zip(names, sources, strict=True)}
+
+
 def printable(value: Any) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
@@ -850,6 +860,25 @@ def source_records(source: Source, meter: Meter | None = None) -> Iterator[tuple
     for file in expand(source.path)[0]:
         for record in read_records(file, source.column, meter):
             yield str(file), record
+
+
+def check_files(sources: list[Source], output: Path) -> int:
+    """All bytes of all sources; `InputError` when one is missing or a file that a run makes in its
+    folder of prompts, `output`."""
+    own = {(output / name).resolve() for name in PROMPT_FILES}
+    total = 0
+    for source in sources:
+        if dataset_place(source.path) is not None:
+            continue
+        files, passed_over = expand(source.path)
+        for file in files:
+            if file.resolve() in own:
+                raise InputError(f"{file}: a source of this run and its output; change one of them")
+            total += file.stat().st_size
+        if passed_over:
+            some = ", ".join(p.name for p in passed_over[:5])
+            print(f"{source.path}: not data files, passed over: {some}", file=sys.stderr)
+    return total
 
 
 def check_source(source: Source, corpus: Corpus) -> None:

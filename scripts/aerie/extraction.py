@@ -14,7 +14,6 @@ import concurrent.futures
 import contextlib
 import math
 import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -28,7 +27,7 @@ import torch
 from torch import set_num_threads  # vLLM puts a function that does nothing in its place
 
 from aerie.engine import Answer, EngineDied, Failure, Request, read_captured
-from aerie.files import InputError, read_optional, write_json
+from aerie.files import InputError, free_bytes, read_optional, write_json
 from aerie.hidden_states import (
     BadStates,
     Sample,
@@ -123,11 +122,7 @@ def check_room(store: Store, tokens: int, max_gib: float | None) -> None:
         return
     ratio, c = measured_ratio(store), store.convention
     needed = tokens * c.bytes_per_token() * ratio
-    place = store.folder
-    while not place.is_dir():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    root = store.folder.parent
+    free, root = free_bytes(store.folder), store.folder.parent
     figures = (
         f"the states of {tokens:,} tokens take {needed / 2**30:.2f} GiB ({len(c.layer_ids)} states "
         f"of {c.hidden_size} x 2 bytes a token, stored at {ratio:.2f} of that)"

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,6 +35,13 @@ def is_disk_full(error: object) -> bool:
     return getattr(error, "errno", None) in numbers or any(
         f"os error {n})" in str(error) or f"[Errno {n}]" in str(error) for n in numbers
     )
+
+
+def free_bytes(folder: Path) -> int:
+    """Free on the disk that `folder` lies on, or will once it is made."""
+    while not folder.is_dir():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def sync_folder(folder: Path) -> None:

@@ -24,12 +24,17 @@ def describe_machine() -> dict[str, object]:
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "memory_gib": round(main_memory() / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: v for name in PACKAGES if (v := _version(name))},
     }
+
+
+def main_memory() -> int:
+    """Main memory of this machine, bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def computes_bf16() -> bool:

@@ -1,394 +1,566 @@
-"""What a run needs before it runs: bytes, memory, hours, from a model's shape and from rates.
+"""What a run would do and need, before it does it: stages, bytes, memory, hours.
 
-Everything here is arithmetic on numbers that are given; nothing is run and no model is loaded.
-Bytes are bytes, times are seconds, rates are per second, unless a name says otherwise. Memory is
-an estimate by the sums in the docstrings; allocators take some more.
+`run`: its folder, which need not be there, beside those of other runs. `planned`: rule → `jobs`
+(number) and `reasons` (text → number) of what would run.
 """
 
-import json
-from dataclasses import dataclass
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aerie.files import InputError, read_optional
+import yaml
 
-STAGES = (
-    "import_verifier",
-    "write_prompts",
-    "collect_prompts",
-    "generate_responses",
-    "tokenize_samples",
-    "map_vocabulary",
-    "extract_hidden_states",
-    "train_drafter",
-    "measure_acceptance",
-    "measure_speed",
-    "render_report",
-)
-"""The rules of the workflow in the order of the data."""
-GIB = 2**30
-LOSSLESS_SHARE = 0.664
-"""Stored by raw bytes of `lossless` shards: SmolLM2-135M (benchmarks/pack_states.py)."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+from aerie import costs
+from aerie.cleaning import characters, cleaned, heldout_border, prompt_hash
+from aerie.config import Config
+from aerie.corpus import check_files, new_tallies
+from aerie.costs import GIB
+from aerie.files import InputError, free_bytes, read_json, read_json_lines, read_optional
+from aerie.machine import main_memory
+from aerie.reading import Meter
+from aerie.stages import OUTPUTS, STAGES
+from aerie.staging import MEMORY
+from aerie.verifier import FINGERPRINT, find_fingerprint, gguf_config, resolve_layer_ids
+
+COUNT_SECONDS = 4.0
+"""How long the sources are read to count the prompts; the rest of a larger corpus is estimated."""
+LARGEST_ANSWERS = 200 * 2**20
+"""Answers of more bytes than this are not read to see which prompts have one."""
+ANSWER_SHARE = 0.8
+"""Mean answer by `generation.max_tokens`, where no earlier run of this verifier shows it."""
+FOUND_SECONDS = 5.0
+"""What a job takes that finds all its work in the store."""
+CHARACTERS_A_TOKEN = 4.0
+TEMPLATE_TOKENS = 30
+"""Tokens of a chat template around a turn, where no earlier run shows the length of a prompt."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes in a verifier's config.json that decide what it costs.
+# What there is to do
 
-    `experts`, `active_experts`, `shared_experts`, `expert_size`: 0 for a dense model;
-    `dense_layers`: layers with a plain MLP in front of those with experts. `kv_rank`: 0, or the
-    width of MLA's compressed cache (`rope_dim` comes with it). `weight_bytes_each`: per parameter.
+
+def count_prompts(config: Config, run: Path) -> dict[str, Any]:
+    """The corpus as `collect_prompts` reads it: ids by side (`splits`), `records`, mean
+    `characters`, and whether all was read (`whole`) or the rest was estimated from the bytes left.
+
+    Near duplicates and contaminated records are not taken out: the count is an upper bound.
     """
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool
-    weight_bytes_each: float
-    max_length: int
-    experts: int = 0
-    active_experts: int = 0
-    shared_experts: int = 0
-    expert_size: int = 0
-    dense_layers: int = 0
-    kv_rank: int = 0
-    q_rank: int = 0
-    rope_dim: int = 0
-    nope_dim: int = 0
-    value_dim: int = 0
-
-
-def read_shape(config: dict[str, Any]) -> Shape:
-    """The shape in a parsed config.json (a multimodal wrapper's `text_config`).
-
-    Raises `InputError` for a configuration without the sizes of a decoder.
-    """
-    c = {**config, **config.get("text_config", {})}
-    try:
-        hidden, heads, layers = (
-            c["hidden_size"],
-            c["num_attention_heads"],
-            c["num_hidden_layers"],
-        )
-        experts = c.get("n_routed_experts") or c.get("num_experts") or c.get("num_local_experts")
-        return Shape(
-            layers=layers,
-            hidden=hidden,
-            intermediate=c["intermediate_size"],
-            heads=heads,
-            kv_heads=c.get("num_key_value_heads") or heads,
-            head_dim=c.get("head_dim") or hidden // heads,
-            vocab=c["vocab_size"],
-            tied=bool(c.get("tie_word_embeddings", False)),
-            weight_bytes_each=_weight_bytes(c),
-            max_length=c.get("max_position_embeddings", 0),
-            experts=experts or 0,
-            active_experts=c.get("num_experts_per_tok") or 0 if experts else 0,
-            shared_experts=c.get("n_shared_experts") or 0 if experts else 0,
-            expert_size=c.get("moe_intermediate_size") or c["intermediate_size"] if experts else 0,
-            dense_layers=c.get("first_k_dense_replace") or 0 if experts else layers,
-            kv_rank=c.get("kv_lora_rank") or 0,
-            q_rank=c.get("q_lora_rank") or 0,
-            rope_dim=c.get("qk_rope_head_dim") or 0,
-            nope_dim=c.get("qk_nope_head_dim") or 0,
-            value_dim=c.get("v_head_dim") or 0,
-        )
-    except KeyError as error:
-        raise InputError(f"config.json: holds no {error}; sizes cannot be estimated") from None
-
-
-def _weight_bytes(config: dict[str, Any]) -> float:
-    quantized = config.get("quantization_config") or {}
-    bits = quantized.get("bits") or quantized.get("num_bits")
-    for group in (quantized.get("config_groups") or {}).values():
-        bits = bits or (group.get("weights") or {}).get("num_bits")
-    if quantized.get("quant_method") == "fp8":
-        bits = 8
-    return (
-        bits / 8 if bits else DTYPE_BYTES.get(config.get("dtype") or config.get("torch_dtype"), 2)
-    )
-
-
-def _attention(s: Shape, inputs: int) -> int:
-    """Parameters of one attention block whose q, k, v take `inputs` values."""
-    if s.kv_rank and inputs == s.hidden:
-        q = s.heads * (s.nope_dim + s.rope_dim)
-        query = s.hidden * s.q_rank + s.q_rank * q if s.q_rank else s.hidden * q
-        keys = s.hidden * (s.kv_rank + s.rope_dim) + s.kv_rank * s.heads * (
-            s.nope_dim + s.value_dim
-        )
-        return query + keys + s.heads * s.value_dim * s.hidden
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    return inputs * (q + 2 * kv) + q * s.hidden
-
-
-def parameters(s: Shape) -> tuple[int, int]:
-    """Parameters of the verifier, and those that compute a token (of the experts the active ones).
-
-    Norms and biases are left out; the input embedding computes nothing.
-    """
-    dense = 3 * s.hidden * s.intermediate
-    expert = 3 * s.hidden * s.expert_size
-    head = s.vocab * s.hidden
-    with_experts = s.layers - s.dense_layers
-    common = s.layers * _attention(s, s.hidden) + s.dense_layers * dense + head
-    common += with_experts * (s.shared_experts * expert + s.hidden * s.experts)
-    total = common + with_experts * s.experts * expert + (0 if s.tied else head)
-    return total, common + with_experts * s.active_experts * expert
-
-
-def state_bytes(tokens: int, ids: int, hidden: int) -> int:
-    """Raw bytes of `ids` bf16 states a token."""
-    return tokens * ids * hidden * 2
-
-
-def cache_bytes(s: Shape, captured: int = 0, gpus: int = 1, each: float = 2) -> float:
-    """Bytes of an engine's cache for one token on one GPU.
-
-    Keys and values of all layers (MLA: the compressed vector, which every GPU holds; else the heads
-    are divided among the GPUs), and the `captured` states, which every GPU holds.
-    """
-    if s.kv_rank:
-        keys = s.layers * (s.kv_rank + s.rope_dim) * each
-    else:
-        keys = s.layers * 2 * s.kv_heads / min(gpus, s.kv_heads) * s.head_dim * each
-    return keys + captured * s.hidden * 2
-
-
-def engine_memory(
-    s: Shape, weights: float, gpus: int, captured: int, length: int, seqs: int, batched: int
-) -> dict[str, float]:
-    """Memory of the verifier in the engine, bytes on each of `gpus` GPUs.
-
-    `weights`: all its weights' bytes. `cache_one`: cache of one sequence of `length` tokens, the
-    least that must fit; `cache_all`: of `seqs` of them. `activations`: the residual stream, the
-    widest MLP and the logits of a step of `batched` tokens and `seqs` sequences.
-    """
-    token = cache_bytes(s, captured, gpus)
-    width = 4 * s.hidden + 3 * max(s.intermediate, s.expert_size * s.active_experts) / gpus
-    found = {
-        "weights": weights / gpus,
-        "activations": batched * width * 2 + seqs * s.vocab * 4 / gpus,
-        "cache_one": token * length,
-        "cache_all": token * length * seqs,
-    }
-    return {**found, "least": found["weights"] + found["activations"] + found["cache_one"]}
-
-
-def drafter_parameters(s: Shape, settings: dict[str, Any], aux: int) -> dict[str, int]:
-    """Parameters of an EAGLE-3 drafter as speculators builds it from the verifier's shape.
-
-    `settings`: a drafter of the configuration. `aux`: states fed to it. Keys: `trained` (fc and
-    layers; the first layer's q, k, v take twice the width), `embedding`, `head` (the draft
-    vocabulary's rows of lm_head; the teacher has them once more), `vocabulary`.
-    """
-    size = s.vocab if settings["vocabulary"] == "full" else settings["vocabulary"]
-    mlp = 3 * s.hidden * s.intermediate
-    layers = _attention(s, 2 * s.hidden) + mlp
-    layers += (settings["num_layers"] - 1) * (_attention(s, s.hidden) + mlp)
-    norms = (aux + 4 + 2 * (settings["num_layers"] - 1)) * s.hidden
+    corpus, meter = config.corpus, Meter()
+    total = check_files(corpus.sources, run / "prompts")
+    tallies = new_tallies(corpus.sources)
+    ids, hashes, length, whole, start = [], [], 0, True, time.monotonic()
+    for found in cleaned(corpus, config.generation.mode, tallies, meter):
+        ids.append(found.record["id"])
+        hashes.append(prompt_hash(found.record))
+        length += characters(found.record)
+        if len(ids) % 500 == 0 and time.monotonic() - start > COUNT_SECONDS:
+            whole = False
+            break
+    records = len(ids)
+    if not whole and meter.done:
+        records = max(records, round(records * total / meter.done))
+        records = min(records, corpus.limit or records)
+    border, _ = heldout_border(hashes, corpus.heldout_share)
     return {
-        "trained": aux * s.hidden * s.hidden + layers + norms,
-        "embedding": s.vocab * s.hidden,
-        "head": size * s.hidden,
-        "vocabulary": size,
+        "splits": {
+            "train": [i for i, h in zip(ids, hashes, strict=True) if h >= border],
+            "heldout": [i for i, h in zip(ids, hashes, strict=True) if h < border],
+        },
+        "records": records,
+        "characters": length / max(1, len(ids)),
+        "whole": whole,
     }
 
 
-def drafter_bytes(p: dict[str, int]) -> int:
-    """Size of the finished drafter: bf16 weights, embedding and head among them."""
-    return 2 * (p["trained"] + p["embedding"] + p["head"])
-
-
-def checkpoint_bytes(p: dict[str, int], optimizer: str) -> int:
-    """Size of one checkpoint: float32 weights, and one value of Muon or two of AdamW for each
-    trained one."""
-    moments = 1 if optimizer == "muon" else 2
-    return 4 * (p["trained"] + p["embedding"] + p["head"]) + 4 * moments * p["trained"]
-
-
-def training_memory(
-    s: Shape, settings: dict[str, Any], aux: int, compute_bytes: int
-) -> dict[str, float]:
-    """Memory of training, bytes on each device (no share of it is taken off for several).
-
-    float32 weights (the frozen embedding and both heads too), gradients and optimizer of the
-    trained ones, the logits of every TTT step (sequence_length × vocabulary, with their float32
-    softmax) and the teacher's, activations kept for the way back. `compute_bytes`: 2 for bf16, 4
-    on a CPU.
-    """
-    p = drafter_parameters(s, settings, aux)
-    tokens, steps = settings["sequence_length"], settings["ttt_steps"]
-    moments = 1 if settings["optimizer"] == "muon" else 2
-    kept = 14 * s.hidden + 3 * s.intermediate + (s.heads + 2 * s.kv_heads) * s.head_dim
-    found = {
-        "weights": 4 * (p["trained"] + p["embedding"] + 2 * p["head"]),
-        "gradients": 4 * p["trained"],
-        "optimizer": 4 * moments * p["trained"],
-        "logits": (steps + 1) * tokens * p["vocabulary"] * (compute_bytes + 4),
-        "activations": steps * settings["num_layers"] * tokens * kept * compute_bytes,
-        "batch": tokens * (aux + 1) * s.hidden * compute_bytes,
-    }
-    return {**found, "peak": sum(found.values())}
-
-
-# Operations and time
-
-
-def generation_operations(active: int, prompt_tokens: int, new_tokens: int) -> tuple[float, float]:
-    """Floating-point operations of the prompts and of the new tokens: 2 a parameter and token."""
-    return 2.0 * active * prompt_tokens, 2.0 * active * new_tokens
-
-
-def training_operations(p: dict[str, int], ttt_steps: int, tokens: int) -> float:
-    """Operations of training on `tokens`: per TTT step 6 a trained parameter (forward, gradients of
-    inputs and weights), 4 a row of the frozen head; 2 once for the teacher's head."""
-    return tokens * (ttt_steps * (6.0 * p["trained"] + 4.0 * p["head"]) + 2.0 * p["head"])
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """A machine of config/hardware.yaml. `tflops`: 10¹² operations a second of one device in the
-    format used; the shares say how much of it a stage reaches. `gpu_memory_gib` 0: no GPU. Rates of
-    the disk are GB (10⁹ bytes) a second."""
-
-    name: str
-    gpus: int
-    gpu_memory_gib: float
-    tflops: float
-    prefill_share: float
-    decode_share: float
-    training_share: float
-    disk_write_gbps: float
-    disk_read_gbps: float
-    start_seconds: float
-    note: str = ""
-
-
-def engine_seconds(
-    hardware: Hardware, devices: int, operations: tuple[float, float], written: float
-) -> float:
-    """Time of an engine job after its start: computing, or writing the states if that is longer."""
-    rate = hardware.tflops * 1e12 * devices
-    prompts, new = operations
-    computing = prompts / (rate * hardware.prefill_share) + new / (rate * hardware.decode_share)
-    return max(computing, written / (hardware.disk_write_gbps * 1e9))
-
-
-def start_seconds(hardware: Hardware, weights: float) -> float:
-    """Time until an engine takes its first request: start-up, and reading the weights."""
-    return hardware.start_seconds + weights / (hardware.disk_read_gbps * 1e9)
-
-
-def training_seconds(
-    hardware: Hardware, devices: int, operations: float, read_bytes: float
-) -> float:
-    """Time of training: computing, or reading the shards (once an epoch) if that is longer."""
-    rate = hardware.tflops * 1e12 * devices * hardware.training_share
-    return max(operations / rate, read_bytes / (hardware.disk_read_gbps * 1e9))
-
-
-# Rates of earlier runs
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Seconds a unit and seconds that every job takes besides, with the run they come from."""
-
-    seconds_each: float
-    fixed: float
-    source: str
-
-    def seconds(self, units: float) -> float:
-        return self.fixed + units * self.seconds_each if units else 0.0
-
-
-def benchmark_seconds(path: Path) -> float:
-    """`s` of a file that Snakemake's `benchmark:` wrote; 0 when there is none."""
-    try:
-        head, row = path.read_text(encoding="utf-8").splitlines()[:2]
-        return float(dict(zip(head.split("\t"), row.split("\t"), strict=True))["s"])
-    except (OSError, ValueError, KeyError):
-        return 0.0
-
-
-def measured_rates(run: Path, shape: Shape | None) -> dict[str, Rate]:
-    """Rates by stage (of training `train_drafter`, a second per 10⁹ operations) that the finished
-    run in `run` shows; a stage that found its work in the store shows none.
-
-    Units: generated tokens, extracted tokens, 10⁹ operations of training, prompts measured times
-    tokens an answer, records for the others.
-    """
-    rates: dict[str, Rate] = {}
-    seconds = {p.parent.name: benchmark_seconds(p) for p in run.glob("benchmarks/*/run.tsv")}
-    made = read_optional(run / "responses/manifest.json")
-    if made.get("generated") and made.get("generated_tokens"):
-        tokens = made["generated_tokens"] * made["generated"] / made["records"]
-        working = made["seconds"] - made["load_seconds"]
-        before = max(0.0, seconds.get("generate_responses", 0) - working)
-        rates["generate_responses"] = Rate(working / tokens, before, run.name)
-    for path in sorted(run.glob("hidden_states/lane-*.json")):
-        lane = read_optional(path)
-        if lane.get("extracted_tokens"):
-            rates["extract_hidden_states"] = Rate(
-                lane["seconds"] / lane["extracted_tokens"], 0.0, run.name
-            )
-    for stage, unit in (("collect_prompts", "prompts"), ("tokenize_samples", "samples")):
-        records = read_optional(run / unit / "report.json").get("records_in")
-        if records and seconds.get(stage):
-            rates[stage] = Rate(seconds[stage] / records, 0.0, run.name)
-    for stage in ("import_verifier", "render_report"):
-        if seconds.get(stage):
-            rates[stage] = Rate(0.0, seconds[stage], run.name)
-    maps = [benchmark_seconds(p) for p in run.glob("benchmarks/map_vocabulary/*.tsv")]
-    if maps:
-        rates["map_vocabulary"] = Rate(0.0, max(maps), run.name)
-    for folder in sorted(run.glob("drafters/*")):
-        name = folder.name
-        if shape and (rate := _training_rate(run, folder, shape)):
-            rates["train_drafter"] = rate
-        found = read_optional(run / "evaluation" / name / "acceptance.json")
-        took = benchmark_seconds(run / "benchmarks/measure_acceptance" / f"{name}.tsv")
-        tokens = sum(s.get("generated_tokens", 0) for s in found.get("prompt_sets", {}).values())
-        # An answer of the engine within seconds of its start was found in the store.
-        if tokens and took > 10:
-            rates["measure_acceptance"] = Rate(took / tokens, 0.0, run.name)
-        speed = read_optional(run / "evaluation" / name / "speed.json")
-        timed = [x for side in ("without", "with") for x in speed.get(side, [])]
-        took = benchmark_seconds(run / "benchmarks/measure_speed" / f"{name}.tsv")
-        working = sum(x["seconds"] for x in timed)
-        if timed and took > working:
-            tokens = sum(x["generated_tokens"] for x in timed)
-            rates["measure_speed"] = Rate(working / tokens, took - working, run.name)
-    return rates
-
-
-def _training_rate(run: Path, folder: Path, shape: Shape) -> Rate | None:
-    """Seconds per 10⁹ operations, from the benchmark of a training that was not found in the store:
-    it took at least as long as the steps in its metrics."""
-    took = benchmark_seconds(run / "benchmarks/train_drafter" / f"{folder.name}.tsv")
-    config = read_optional(folder / "model/config.json")
-    samples = read_optional(run / "samples/report.json").get("train", {})
-    try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        steps = [x for x in map(json.loads, lines) if not x.get("validation")]
-        epochs = steps[-1]["epoch"] + 1
-        ttt_steps = len(steps[-1]["accuracy"])
-        speed = sorted(x["tokens_per_second"] for x in steps)[len(steps) // 2]
-        tokens = samples["tokens"] * epochs
-        settings = {
-            "vocabulary": config["draft_vocab_size"],
-            "num_layers": config["transformer_layer_config"]["num_hidden_layers"],
+def sizes(
+    config: Config, run: Path, planned: dict[str, Any], earlier: dict[str, Any]
+) -> dict[str, Any]:
+    """Records, samples and tokens, exact where the stages before are done, else estimated; `basis`
+    says from what."""
+    if "tokenize_samples" not in planned:
+        report = read_json(run / "samples/report.json")
+        made = report["train"], report["heldout"]
+        manifest = read_optional(run / "responses/manifest.json")
+        records = report["records_in"]
+        heldout = read_optional(run / "prompts/report.json").get("heldout")
+        return {
+            "records": records,
+            "heldout": round(records * config.corpus.heldout_share) if heldout is None else heldout,
+            "samples": sum(m["samples"] for m in made),
+            "tokens": sum(m["tokens"] for m in made),
+            "train_tokens": made[0]["tokens"],
+            "supervised_tokens": sum(m.get("supervised_tokens", m["tokens"]) for m in made),
+            "generated_tokens": manifest.get("generated_tokens", 0),
+            "basis": "counted in the samples",
         }
-        aux = len(config.get("eagle_aux_hidden_state_layer_ids") or [1, 1, 1])
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-    if took < 0.7 * tokens / speed:
-        return None
-    operations = training_operations(drafter_parameters(shape, settings, aux), ttt_steps, tokens)
-    return Rate(took / (operations / 1e9), 0.0, run.name)
+    if "collect_prompts" not in planned:
+        splits = {
+            name: [r["id"] for r in read_json_lines(run / f"prompts/{name}.jsonl.zst")]
+            for name in ("train", "heldout")
+        }
+        records, basis, length = sum(map(len, splits.values())), "counted in the prompts", None
+    else:
+        counted = count_prompts(config, run)
+        splits = counted["splits"] if counted["whole"] else None
+        records, length = counted["records"], counted["characters"]
+        basis = "counted in the sources" if splits else "estimated from a part of them"
+    share = config.corpus.heldout_share
+    heldout = len(splits["heldout"]) if splits else round(records * share)
+    written = config.self_prompts.number if "collect_prompts" in planned else 0
+    records, heldout = records + written, heldout + round(written * share)
+    means = mean_lengths(config, earlier, length)
+    samples = round(records * means["samples"])
+    tokens = min(round(samples * means["sample"]), samples * config.samples.max_length)
+    generated = round(records * means["answer"])
+    return {
+        "records": records,
+        "heldout": heldout,
+        "samples": samples,
+        "tokens": tokens,
+        "train_tokens": round(tokens * (1 - share)),
+        # In conversations with answers of their own it is not known before they are tokenized.
+        "supervised_tokens": min(tokens, generated) or tokens,
+        "generated_tokens": generated,
+        "basis": f"prompts {basis}; lengths {means['basis']}",
+        "splits": splits,
+    }
+
+
+def mean_lengths(config: Config, earlier: dict[str, Any], length: float | None) -> dict[str, Any]:
+    """Mean tokens of an answer and of a sample, and samples a record; `length`: its characters."""
+    generating = config.generation.mode == "generate"
+    report, manifest = earlier.get("samples"), earlier.get("manifest")
+    if report and bool(manifest) == generating:
+        samples = sum(report[s]["samples"] for s in ("train", "heldout"))
+        sample = sum(report[s]["tokens"] for s in ("train", "heldout")) / samples
+        answer = 0.0
+        if manifest:
+            answer = manifest["generated_tokens"] / manifest["records"]
+            old, new = manifest["sampling"]["max_tokens"], config.generation.max_tokens
+            cut = manifest["truncated"] / max(1, manifest["answers"])
+            # A shorter limit cuts in proportion; of a longer one, cut answers use about half.
+            changed = answer * new / old if new < old else answer + cut * (new - old) / 2
+            sample, answer = sample + changed - answer, changed
+        return {
+            "answer": answer,
+            "sample": sample,
+            "samples": samples / report["records_in"],
+            "basis": f"of the run {earlier['name']}",
+        }
+    prompt = (length or 400) / CHARACTERS_A_TOKEN + TEMPLATE_TOKENS
+    answer = ANSWER_SHARE * config.generation.max_tokens if generating else 0.0
+    return {
+        "answer": answer,
+        "sample": prompt + answer,
+        "samples": 1.0,
+        "basis": f"assumed: {CHARACTERS_A_TOKEN:.0f} characters a token, answers of "
+        f"{ANSWER_SHARE:.0%} of max_tokens",
+    }
+
+
+def kept(
+    config: Config, run: Path, verifier: dict[str, Any] | None, counts: dict[str, Any]
+) -> dict[str, Any]:
+    """What of the answers and shards the store holds already: `answers`, `shards`, `tokens` (in
+    them), and `later`: tokens whose states generation cannot capture. Adds `shards` to `counts`."""
+    from aerie.hidden_states import Convention, Store
+
+    counts["shards"] = max(1, round(counts["samples"] / config.hidden_states.samples_per_shard))
+    nothing = {"answers": 0, "shards": 0, "tokens": 0, "later": 0}
+    if not verifier or verifier["source"] != config.verifier.source:
+        return nothing
+    convention = Convention(
+        verifier["fingerprint"],
+        tuple(resolve_layer_ids(config.hidden_states.layer_ids, verifier["num_layers"])),
+        verifier["hidden_size"],
+        config.hidden_states.format,
+    )
+    store = Store(Path(config.store), convention)
+    if "splits" not in counts:
+        shards = read_json(run / "samples/shards.json")["shards"]
+        here = [s for s in shards if store.has(s["id"])]
+        tokens = sum(s["tokens"] for s in here)
+        counts["shards"] = len(shards)
+        return {
+            "answers": counts["records"] if config.generation.mode == "generate" else 0,
+            "shards": len(here),
+            "tokens": tokens,
+            "later": counts["tokens"] - tokens,
+        }
+    if counts["splits"] is None or config.generation.mode != "generate":
+        return nothing
+    return kept_groups(config, verifier, counts, store)
+
+
+def kept_groups(
+    config: Config, verifier: dict[str, Any], counts: dict[str, Any], store: Any
+) -> dict[str, Any]:
+    """`kept` for prompts that were counted: shards are known before an answer is."""
+    from aerie.hidden_states import sample_key, shard_id
+    from aerie.responses import AnswerStore, Sampling
+    from aerie.samples import Dropped, group_by_shard, rows_of_answer
+
+    generation, limits = config.generation, config.samples.model_dump()
+    model = generation.endpoint_model if generation.endpoints else None
+    sampling = Sampling(
+        generation.temperature,
+        generation.top_p,
+        generation.max_tokens,
+        config.samples.max_length,
+        generation.seed,
+        generation.first_turn_only,
+        model,
+    )
+    answers = AnswerStore(Path(config.store), sampling.key(verifier["fingerprint"]))
+    known: dict[str, Any] = {}
+    if sum(p.stat().st_size for p in answers.folder.glob("*.zst")) <= LARGEST_ANSWERS:
+        known = answers.load({i for ids in counts["splits"].values() for i in ids})
+    found = {"answers": len(known), "shards": 0, "tokens": 0, "later": 0}
+    mean = counts["tokens"] / max(1, counts["records"])
+    counts["shards"] = 0
+    for ids in counts["splits"].values():
+        groups = group_by_shard([{"id": i} for i in ids], config.hidden_states.samples_per_shard)
+        counts["shards"] += len(groups)
+        for group in groups:
+            have = [known[ids[p]] for p in group if ids[p] in known]
+            rows = []
+            for answer in have:
+                try:
+                    rows += rows_of_answer(
+                        {"id": answer["id"], "source": ""}, "train", answer, limits
+                    )
+                except Dropped:
+                    continue
+            tokens = sum(len(r.input_ids) for r in rows)
+            whole = len(have) == len(group)
+            if whole and rows and store.has(shard_id(sample_key(r.input_ids) for r in rows)):
+                found["shards"] += 1
+                found["tokens"] += tokens
+            elif have or not generation.capture or generation.endpoints:
+                # States of answers that were given before are copied or extracted.
+                found["later"] += round(mean * len(group))
+    return found
+
+
+# The verifier
+
+
+def find_shape(
+    config: Config, run: Path
+) -> tuple[dict[str, Any] | None, costs.Shape | None, float]:
+    """Fingerprint (None before it is imported), shape and bytes of weights of the verifier.
+
+    The shape is read from its config.json, or from the GGUF file that it will be made of; None for
+    a Hugging Face id that is not in the hub's cache.
+    """
+    source = config.verifier.source
+    fingerprint = find_fingerprint(source, run.parent, run.name)
+    folder = Path((fingerprint or {}).get("path", source))
+    if (folder / "config.json").is_file():
+        values = read_json(folder / "config.json")
+    elif source.startswith("package:"):
+        values = gguf_config(source.removeprefix("package:"))
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(source, "config.json") if "/" in source else None
+        if not isinstance(path, str):
+            return fingerprint, None, 0.0
+        folder = Path(path).parent
+        values = read_json(path)
+    shape = costs.read_shape(values)
+    weights = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+    return fingerprint, shape, weights or costs.parameters(shape)[0] * shape.weight_bytes_each
+
+
+def earlier_runs(verifier: dict[str, Any] | None, run: Path) -> list[Path]:
+    """Runs with this verifier, this one last, whose rates and lengths serve."""
+    found = []
+    for path in sorted(run.parent.glob(f"*/{FINGERPRINT}")):
+        if verifier and read_optional(path).get("fingerprint") == verifier.get("fingerprint"):
+            found.append(path.parent.parent)
+    return sorted(found, key=lambda p: p == run)
+
+
+# The plan
+
+
+def choose_hardware(path: Path, name: str | None, config: Config) -> costs.Hardware:
+    """The machine by that name, or the first with or without GPUs, as the configuration asks."""
+    machines = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if name is None:
+        gpus = config.engine.tensor_parallel_size > 1
+        gpus = gpus or any(d.gpus for d in config.drafters.values())
+        name = next(n for n, m in machines.items() if bool(m["gpus"]) == gpus)
+    if name not in machines:
+        raise InputError(f"{path}: holds no machine {name!r}; there are {', '.join(machines)}")
+    try:
+        return costs.Hardware(name, **machines[name])
+    except TypeError as error:
+        raise InputError(f"{path}: {name}: {error}") from None
+
+
+def make_plan(
+    config: Config, run: Path, planned: dict[str, Any], hardware: costs.Hardware
+) -> dict[str, Any]:
+    """The whole plan, as JSON holds it; sizes in bytes, times in seconds."""
+    verifier, shape, weights = find_shape(config, run)
+    rates: dict[str, costs.Rate] = {}
+    earlier: dict[str, Any] = {}
+    for other in earlier_runs(verifier, run):
+        rates |= costs.measured_rates(other, shape)
+        report = read_optional(other / "samples/report.json")
+        if report.get("train"):
+            manifest = read_optional(other / "responses/manifest.json")
+            earlier = {"samples": report, "manifest": manifest, "name": other.name}
+    counts = sizes(config, run, planned, earlier)
+    held = kept(config, run, verifier, counts)
+    counts.pop("splits", None)
+    result: dict[str, Any] = {
+        "run": config.run,
+        "counts": counts,
+        "kept": held,
+        "hardware": asdict(hardware),
+        "stages": [],
+        "warnings": [],
+    }
+    if shape is None:
+        result["warnings"].append(
+            f"verifier.source {config.verifier.source}: not on this machine, so its sizes are not "
+            "known; fetch its config.json to have bytes, memory and hours"
+        )
+    else:
+        describe_model(result, config, shape, weights, hardware)
+        describe_bytes(result, config, run, shape, trains="train_drafter" in planned)
+    work = work_of(result, config, shape, weights, hardware)
+    for stage in STAGES:
+        jobs = planned.get(stage, {"jobs": 0, "reasons": {}})
+        outputs = sorted(run.glob(OUTPUTS[stage].format(part="*")))
+        if not jobs["jobs"] and not outputs:
+            continue
+        units, unit, assumed, devices = work.get(stage, (0, "", 0.0, 0))
+        rate = rates.get(stage)
+        seconds = rate.seconds(units or 1) if rate else assumed
+        if unit and not units:
+            seconds = FOUND_SECONDS
+        if not jobs["jobs"]:
+            seconds = 0.0
+        result["stages"].append(
+            {
+                "stage": stage,
+                "jobs": jobs["jobs"],
+                "reasons": dict(jobs["reasons"]),
+                "present": len(outputs),
+                "units": units,
+                "unit": unit,
+                "seconds": seconds,
+                "gpu_hours": seconds * devices / 3600,
+                "rate": f"measured in {rate.source}" if rate else f"assumed: {hardware.name}",
+            }
+        )
+    if "one_pass" in result and (rate := rates.get("extract_hidden_states")):
+        result["one_pass"]["seconds"] = rate.seconds(result["one_pass"]["tokens"])
+    result["seconds"] = sum(s["seconds"] for s in result["stages"])
+    result["gpu_hours"] = sum(s["gpu_hours"] for s in result["stages"])
+    return result
+
+
+def describe_model(result, config, shape, weights, hardware) -> None:
+    """Adds `verifier`, `drafters` and `memory`, with warnings where something does not fit."""
+    aux = len(config.hidden_states.layer_ids or (1, 1, 1))
+    total, active = costs.parameters(shape)
+    engine = config.engine
+    gpus = engine.tensor_parallel_size
+    memory = costs.engine_memory(
+        shape,
+        weights,
+        gpus,
+        aux + 1 if config.generation.capture else 0,
+        config.samples.max_length,
+        engine.max_num_seqs,
+        engine.max_num_batched_tokens,
+    )
+    result["verifier"] = {
+        "source": config.verifier.source,
+        "parameters": total,
+        "active_parameters": active,
+        "weights": weights,
+        "lm_head": 2 * shape.vocab * shape.hidden,
+        "vocabulary": shape.vocab,
+        "aux_states": aux,
+        "memory": memory,
+    }
+    room = hardware.gpu_memory_gib * GIB * engine.gpu_memory_utilization
+    if hardware.gpus:
+        if memory["least"] > room:
+            result["warnings"].append(
+                f"the verifier does not fit: {memory['least'] / GIB:.0f} GiB on each of "
+                f"{gpus} GPUs for its weights, a step and one sequence; {hardware.name} has "
+                f"{room / GIB:.0f} GiB (gpu_memory_utilization "
+                f"{engine.gpu_memory_utilization}); raise engine.tensor_parallel_size"
+            )
+        if gpus > hardware.gpus:
+            result["warnings"].append(
+                f"engine.tensor_parallel_size {gpus}: {hardware.name} has {hardware.gpus} GPUs"
+            )
+    result["drafters"] = {}
+    for name, drafter in config.drafters.items():
+        settings = drafter.model_dump()
+        sizes_of = costs.drafter_parameters(shape, settings, aux)
+        bytes_each = 2 if drafter.gpus else 4
+        peak = costs.training_memory(shape, settings, aux, bytes_each)
+        result["drafters"][name] = {
+            "vocabulary": sizes_of["vocabulary"],
+            "head": 2 * sizes_of["head"],
+            "trained_parameters": sizes_of["trained"],
+            "model": costs.drafter_bytes(sizes_of),
+            "checkpoint": costs.checkpoint_bytes(sizes_of, drafter.optimizer),
+            "memory": peak,
+        }
+        limit = hardware.gpu_memory_gib * GIB if drafter.gpus else main_memory()
+        if limit and peak["peak"] > limit:
+            result["warnings"].append(
+                f"training {name} does not fit: about {peak['peak'] / GIB:.0f} GiB of "
+                f"{limit / GIB:.0f} GiB; the logits take {peak['logits'] / GIB:.0f}: "
+                "lower sequence_length, vocabulary or ttt_steps"
+            )
+
+
+def describe_bytes(result, config, run, shape, trains: bool) -> None:
+    """Adds `bytes`: what the run will write, and a warning when it is more than is free.
+
+    `needed`: of the states what is new, and with `trains` drafters and checkpoints.
+    """
+    counts, held = result["counts"], result["kept"]
+    ids = result["verifier"]["aux_states"] + 1
+    raw = costs.state_bytes(counts["tokens"], ids, shape.hidden)
+    omitted = 0
+    if config.hidden_states.last_state == "supervised":
+        without = counts["tokens"] - counts["supervised_tokens"]
+        omitted = costs.state_bytes(without, 1, shape.hidden)
+    share = 1.0 if config.hidden_states.format == "raw" else stored_share(run)
+    stored = (raw - omitted) * share
+    new = stored * (1 - held["tokens"] / max(1, counts["tokens"]))
+    in_flight = min(
+        counts["samples"],
+        2 * config.engine.max_num_seqs + 2 * config.hidden_states.samples_per_shard,
+    )
+    mean = counts["tokens"] / max(1, counts["samples"])
+    drafters = result["drafters"].values()
+    found = {
+        "states_raw": raw,
+        "states_omitted": omitted,
+        "states_stored": round(stored),
+        "states_new": round(new),
+        "staging": round(costs.state_bytes(1, ids, shape.hidden) * mean * in_flight),
+        # The store's copy and the run's; the old checkpoint goes when the new one is whole.
+        "drafters": sum(2 * d["model"] for d in drafters),
+        "checkpoints": max(2 * d["checkpoint"] for d in drafters),
+    }
+    found["free"] = free_bytes(Path(config.store))
+    found["staging_free"] = free_bytes(MEMORY) if MEMORY.is_dir() else found["free"]
+    training = found["drafters"] + found["checkpoints"]
+    found["needed"] = found["states_new"] + (training if trains else 0)
+    result["bytes"] = found
+    for what, need, free in (
+        (config.store, found["needed"], found["free"]),
+        (f"staging in {MEMORY}", found["staging"], found["staging_free"]),
+    ):
+        if need > free:
+            result["warnings"].append(
+                f"{what}: {need / GIB:.1f} GiB are needed, {free / GIB:.1f} GiB are free"
+            )
+
+
+def stored_share(run: Path) -> float:
+    """Stored bytes by raw bytes of the states that are stored, as the lanes of this run or another
+    show it."""
+    for path in [
+        *run.glob("hidden_states/lane-*.json"),
+        *run.parent.glob("*/hidden_states/lane-*.json"),
+    ]:
+        lane = read_optional(path)
+        if lane.get("raw_bytes") and lane["convention"]["format"] == "lossless":
+            return lane["bytes"] / (lane["raw_bytes"] - lane.get("omitted_bytes", 0))
+    return costs.LOSSLESS_SHARE
+
+
+def work_of(result, config, shape, weights, hardware) -> dict[str, tuple[float, str, float, int]]:
+    """Stage → units to do, their name, seconds by the hardware table, GPUs used at a time."""
+    counts, held = result["counts"], result["kept"]
+    records = counts["records"]
+    work: dict[str, tuple[float, str, float, int]] = {
+        "import_verifier": (0, "", 30.0, 0),
+        "collect_prompts": (records, "records", 2 + records / 5000, 0),
+        "tokenize_samples": (records, "records", 10 + records / 500, 0),
+        "map_vocabulary": (0, "", 10.0, 0),
+        "render_report": (0, "", 10.0, 0),
+    }
+    if shape is None:
+        return work
+    gpus = config.engine.tensor_parallel_size if hardware.gpus else 0
+    devices = max(1, gpus)
+    active = result["verifier"]["active_parameters"]
+    start = costs.start_seconds(hardware, weights)
+    share = result["bytes"]["states_stored"] / max(1, counts["tokens"])
+
+    def engine(prompt: float, new: float, written: float) -> float:
+        operations = costs.generation_operations(active, prompt, new)
+        busy = costs.engine_seconds(hardware, devices, operations, written)
+        return start + busy if prompt or new else 0.0
+
+    missing = max(0.0, 1 - held["answers"] / max(1, records))
+    if config.generation.mode == "generate":
+        new = counts["generated_tokens"] * missing
+        prompts = max(0, counts["tokens"] - counts["generated_tokens"]) * missing
+        captures = config.generation.capture and not config.generation.endpoints
+        written = (prompts + new) * share if captures else 0.0
+        seconds = engine(prompts, new, written)
+        work["generate_responses"] = (new, "new tokens", seconds, gpus)
+        left = held["later"] if captures else counts["tokens"] - held["tokens"]
+        if captures and new:
+            spared = max(0, counts["tokens"] - held["tokens"] - left)
+            seconds = engine(spared, 0, spared * share) - (start if left else 0)
+            result["one_pass"] = {"tokens": spared, "seconds": seconds}
+    else:
+        left = counts["tokens"] - held["tokens"]
+    work["extract_hidden_states"] = (left, "tokens", engine(left, 0, left * share), gpus)
+    billions = seconds = 0.0
+    training_gpus = 0
+    for name, drafter in config.drafters.items():
+        sizes_of = costs.drafter_parameters(
+            shape, drafter.model_dump(), result["verifier"]["aux_states"]
+        )
+        tokens = counts["train_tokens"] * drafter.epochs
+        operations = costs.training_operations(sizes_of, drafter.ttt_steps, tokens)
+        billions += operations / 1e9
+        seconds += costs.training_seconds(
+            hardware, max(1, drafter.gpus), operations, tokens * share
+        )
+        training_gpus = max(training_gpus, drafter.gpus)
+        result["drafters"][name]["tokens"] = tokens
+    work["train_drafter"] = (billions, "10⁹ operations", seconds, training_gpus)
+    evaluation, names = config.evaluation, len(config.drafters)
+    asked = measured_prompts(config, counts["heldout"])
+    answers = asked * evaluation.max_tokens * names * ANSWER_SHARE
+    mean = counts["tokens"] / max(1, counts["samples"])
+    prompts = asked * mean * names
+    work["measure_acceptance"] = (answers, "new tokens", engine(prompts, answers, 0), gpus)
+    timed = 2 * min(evaluation.speed_prompts, counts["heldout"])
+    timed *= evaluation.max_tokens * ANSWER_SHARE
+    timed *= names * len(evaluation.concurrencies)
+    # One request at a time: reading all active weights for each token is what takes long.
+    alone = 2 * names * start + timed * max(
+        active * shape.weight_bytes_each / (3e12 if gpus else 1.5e10) / devices,
+        2 * active / (hardware.tflops * 1e12),
+    )
+    work["measure_speed"] = (timed, "new tokens", alone, gpus)
+    return work
+
+
+def measured_prompts(config: Config, heldout: int) -> int:
+    """Prompts that acceptance is measured on, of all sets together."""
+    from aerie.prompt_sets import read_prompt_file
+
+    sets = [len(read_prompt_file(Path(p))) for p in config.evaluation.prompt_sets.values()]
+    return sum(min(number, config.evaluation.max_prompts) for number in [heldout, *sets])

@@ -1,4 +1,4 @@
-"""A plan (scripts/plan_run.py) for people: a table of the stages, and a few lines."""
+"""A plan (aerie.plan) for people: a table of the stages, and a few lines."""
 
 from typing import Any
 

@@ -5,7 +5,6 @@
 summary in the terminal too, so nothing heavy is imported before `render`.
 """
 
-import csv
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.files import InputError, read_json, read_json_lines
-from aerie.plan import STAGES
+from aerie.stages import STAGES, read_benchmark
 from aerie.text import beginning, shorten
 
 REPORT_VERSION = 2
@@ -284,15 +283,6 @@ def read_durations(
                     }
                 )
     return found
-
-
-def read_benchmark(path: Path) -> dict[str, str]:
-    """The last row of one of Snakemake's benchmark files, empty when there is none."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return {k: v for row in csv.DictReader(file, delimiter="\t") for k, v in row.items()}
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return {}
 
 
 def _number(text: Any) -> float | None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from aerie.files import InputError, read_json
-from aerie.plan import STAGES
-from aerie.report import as_count, as_share, read_benchmark
+from aerie.report import as_count, as_share
+from aerie.stages import OUTPUTS, STAGES, read_benchmark
 
 SILENT_SECONDS = 60.0  # of a supervisor, which writes every few seconds
 AHEAD_SECONDS = 5.0  # a time so far in the future is of a clock that is wrong
@@ -488,11 +488,10 @@ class _Reader:
 
     def result(self, job: Job) -> None:
         """What came out of a finished job."""
-        tell = RESULTS.get(job.stage)
-        if tell is None:
+        read = RESULTS.get(job.stage)
+        if read is None:
             return
-        name, read = tell
-        path = self.folder / name.format(part=job.part)
+        path = self.folder / OUTPUTS[job.stage].format(part=job.part)
         try:
             info = path.stat()
             words, figures = _remembered(read, path, info.st_mtime_ns, info.st_size)
@@ -631,18 +630,19 @@ def _of_speed(path: Path) -> tuple[str, dict[str, float]]:
     return f"speed {words}", figures
 
 
-RESULTS: dict[str, tuple[str, Callable[[Path], tuple[str, dict[str, float]]]]] = {
-    "import_verifier": ("verifier/fingerprint.json", _of_verifier),
-    "write_prompts": ("prompts/self.json", _of_self_prompts),
-    "collect_prompts": ("prompts/report.json", _of_prompts),
-    "generate_responses": ("responses/manifest.json", _of_responses),
-    "tokenize_samples": ("samples/report.json", _of_samples),
-    "map_vocabulary": ("vocabulary/{part}/coverage.json", _of_map),
-    "extract_hidden_states": ("hidden_states/lane-{part}.json", _of_lane),
-    "train_drafter": ("drafters/{part}/metrics.jsonl", _of_training),
-    "measure_acceptance": ("evaluation/{part}/acceptance.json", _of_acceptance),
-    "measure_speed": ("evaluation/{part}/speed.json", _of_speed),
+RESULTS: dict[str, Callable[[Path], tuple[str, dict[str, float]]]] = {
+    "import_verifier": _of_verifier,
+    "write_prompts": _of_self_prompts,
+    "collect_prompts": _of_prompts,
+    "generate_responses": _of_responses,
+    "tokenize_samples": _of_samples,
+    "map_vocabulary": _of_map,
+    "extract_hidden_states": _of_lane,
+    "train_drafter": _of_training,
+    "measure_acceptance": _of_acceptance,
+    "measure_speed": _of_speed,
 }
+"""Stage → what reads its `OUTPUTS`."""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -127,6 +127,30 @@ def packaged_gguf(package: str) -> Path:
     return found[0]
 
 
+def gguf_config(package: str) -> dict[str, Any]:
+    """The keys of a config.json, of the GGUF file in a Python package."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(packaged_gguf(package)).fields
+
+    def value(name: str, default: Any = None) -> Any:
+        field = fields.get(name)
+        return field.contents() if field else default
+
+    kind = value("general.architecture")
+    heads = value(f"{kind}.attention.head_count")
+    return {
+        "hidden_size": value(f"{kind}.embedding_length"),
+        "num_hidden_layers": value(f"{kind}.block_count"),
+        "intermediate_size": value(f"{kind}.feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": value(f"{kind}.attention.head_count_kv", heads),
+        "vocab_size": len(fields["tokenizer.ggml.tokens"].data),
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+    }
+
+
 def _fetch(model_id: str) -> Path:
     from huggingface_hub import snapshot_download
 

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from aerie.plan import STAGES
+from aerie.stages import STAGES
 
 FAR = set(STAGES) - {"write_prompts"}
 TRAINED = {"train_drafter", "measure_acceptance", "measure_speed", "render_report"}

@@ -11,8 +11,7 @@ import yaml
 from conftest import KIMI, ROOT, Project
 from test_dry_runs import FAR
 
-import plan_run
-from aerie import plan
+from aerie import costs, plan
 from aerie.config import load_config
 from aerie.hidden_states import Convention, Store, sample_key, shard_id
 from aerie.responses import AnswerStore, Sampling
@@ -27,6 +26,7 @@ FINGERPRINT = {
     "max_length": 8192,
     "fingerprint": "f" * 32,
 }
+RUN = Path("results/demo")
 CONVENTION = Convention("f" * 32, (2, 15, 27, 30), 64, "lossless")
 
 
@@ -53,7 +53,7 @@ def configure(limit: int):
 
 def fill_store(config) -> tuple[int, int]:
     """Answers and shards as a run leaves them; the number of both."""
-    counted = plan_run.count_prompts(config)
+    counted = plan.count_prompts(config, RUN)
     sampling = Sampling(0.0, 1.0, 512, 2048, 0)
     answers = AnswerStore(Path("results/store"), sampling.key("f" * 32))
     store = Store(Path("results/store"), CONVENTION)
@@ -83,21 +83,23 @@ def test_each_step_keeps_what_the_smaller_one_made(place):
     before = (0, 0)
     for limit in (10, 200, 2000):
         config = configure(limit)
-        counted = plan_run.count_prompts(config)
+        counted = plan.count_prompts(config, RUN)
         assert counted["records"] == limit
         counts = {**counted, "samples": limit, "tokens": 39 * limit}
-        kept = plan_run.kept(config, FINGERPRINT, counts)
+        kept = plan.kept(config, RUN, FINGERPRINT, counts)
         assert kept["answers"] == before[0]
         # The last shard of each side goes on in the larger corpus.
         assert max(0, before[1] - 2) <= kept["shards"] <= before[1]
         before = fill_store(config)
         assert before[0] == limit
-        assert plan_run.kept(config, FINGERPRINT, counts)["shards"] == before[1] == counts["shards"]
+        assert (
+            plan.kept(config, RUN, FINGERPRINT, counts)["shards"] == before[1] == counts["shards"]
+        )
 
 
 def test_a_prompt_keeps_its_side(place):
-    small = plan_run.count_prompts(configure(200))["splits"]
-    large = plan_run.count_prompts(configure(2000))["splits"]
+    small = plan.count_prompts(configure(200), RUN)["splits"]
+    large = plan.count_prompts(configure(2000), RUN)["splits"]
     moved = set(small["heldout"]) & set(large["train"]) | set(small["train"]) & set(
         large["heldout"]
     )
@@ -106,12 +108,12 @@ def test_a_prompt_keeps_its_side(place):
 
 
 def test_a_large_corpus_is_estimated_in_bounded_time(place, monkeypatch):
-    monkeypatch.setattr(plan_run, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "COUNT_SECONDS", 0.0)
     with (place / "prompts.jsonl").open("a") as file:
         for i in range(60_000):
             file.write("\n" + json.dumps({"prompt": f"Add {i} and {i + 7}. " + "x" * 200}))
     start = time.monotonic()
-    counted = plan_run.count_prompts(configure(10**9))
+    counted = plan.count_prompts(configure(10**9), RUN)
     assert time.monotonic() - start < 10
     assert not counted["whole"]
     assert counted["records"] > 2500
@@ -165,24 +167,24 @@ def test_the_plan_of_the_demo_before_anything_ran(planning):
 
 
 def test_the_plan_leaves_out_last_states_where_no_loss_is_taken(place):
-    shape = plan.read_shape(KIMI)
+    shape = costs.read_shape(KIMI)
     stored = {}
     for last_state in ("all", "supervised"):
         config = configure(400)
         config.hidden_states.last_state = last_state
         planned = {"collect_prompts": {}, "tokenize_samples": {}}
         result = {
-            "counts": (counts := plan_run.sizes(config, planned, {})),
+            "counts": (counts := plan.sizes(config, RUN, planned, {})),
             "kept": {"tokens": 0},
             "verifier": {"aux_states": 3},
             "drafters": {"a": {"model": 0, "checkpoint": 0}},
             "warnings": [],
         }
-        plan_run.describe_bytes(result, config, shape, trains=False)
+        plan.describe_bytes(result, config, RUN, shape, trains=False)
         stored[last_state] = result["bytes"]["states_stored"]
     left_out = (counts["tokens"] - counts["generated_tokens"]) * 7168 * 2
     assert result["bytes"]["states_omitted"] == left_out > 0
-    assert stored["all"] - stored["supervised"] == pytest.approx(plan.LOSSLESS_SHARE * left_out)
+    assert stored["all"] - stored["supervised"] == pytest.approx(costs.LOSSLESS_SHARE * left_out)
 
 
 def test_the_plan_counts_the_prompts_that_there_are(place):
@@ -191,11 +193,13 @@ def test_the_plan_counts_the_prompts_that_there_are(place):
         "".join(f'{{"prompt": "Add {i} and 2."}}\n' for i in range(7))
     )
     config.evaluation.prompt_sets = {"quiz": "quiz.jsonl"}
-    heldout = plan_run.sizes(config, {"collect_prompts": {}, "tokenize_samples": {}}, {})["heldout"]
+    heldout = plan.sizes(config, RUN, {"collect_prompts": {}, "tokenize_samples": {}}, {})[
+        "heldout"
+    ]
     assert 10 < heldout < 60  # 8 % of 400
-    assert plan_run.measured_prompts(config, heldout) == heldout + 7
+    assert plan.measured_prompts(config, heldout) == heldout + 7
     config.evaluation.max_prompts = 5
-    assert plan_run.measured_prompts(config, heldout) == 10
+    assert plan.measured_prompts(config, heldout) == 10
 
 
 def test_what_does_not_fit_is_said_before(planning, tmp_path):
@@ -226,13 +230,9 @@ def test_a_finished_run_has_nothing_to_do(planning):
     from test_dry_runs import STAND_IN
 
     for path in (planning.folder / "scripts").glob("*.py"):
-        if path.name != "plan_run.py" and path.name != "collect_prompts.py":
+        if path.name != "plan_run.py":
             path.write_text(STAND_IN)
-    collect = planning.folder / "scripts/collect_prompts.py"
-    real = collect.read_text()
-    collect.write_text(STAND_IN)
     assert planning.snakemake().returncode == 0
-    collect.write_text(real)
     samples = planning.folder / "results/demo/samples"
     side = {"samples": 10, "tokens": 1000}
     (samples / "report.json").write_text(

@@ -13,7 +13,7 @@ from conftest import ROOT, Project
 from test_dry_runs import STAND_IN
 
 from aerie.config import Config, Drafter, Section, Source
-from aerie.plan import STAGES
+from aerie.stages import STAGES
 
 # A changed value of every key, laid over the demo's configuration.
 CHANGES: dict[str, dict[str, Any]] = {
