@@ -82,4 +82,5 @@ def _explain(filename: str, error: BaseException) -> None:
         open(temporary, "w", encoding="utf-8") as file,
     ):
         file.write(f"{type(error).__name__}: {error}")
-    os.replace(temporary, filename + ".error")
+    with contextlib.suppress(OSError):  # its owner waits a while, and says then what is missing
+        os.replace(temporary, filename + ".error")

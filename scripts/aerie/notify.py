@@ -79,6 +79,8 @@ def _run(command: str, body: bytes, event: dict[str, Any]) -> str:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # A supervisor blocks those that end it; a command must not inherit that.
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []),
         env={**os.environ, **values},
     )
     try:

@@ -174,6 +174,7 @@ def kept(
         tuple(resolve_layer_ids(config.hidden_states.layer_ids, verifier["num_layers"])),
         verifier["hidden_size"],
         config.hidden_states.format,
+        config.hidden_states.last_state,
     )
     store = Store(Path(config.store), convention)
     if "splits" not in counts:
@@ -196,9 +197,8 @@ def kept_groups(
     config: Config, verifier: dict[str, Any], counts: dict[str, Any], store: Any
 ) -> dict[str, Any]:
     """`kept` for prompts that were counted: shards are known before an answer is."""
-    from aerie.hidden_states import sample_key, shard_id
     from aerie.responses import AnswerStore, Sampling
-    from aerie.samples import Dropped, group_by_shard, rows_of_answer
+    from aerie.samples import Dropped, describe_shard, group_by_shard, rows_of_answer
 
     generation, limits = config.generation, config.samples.model_dump()
     model = generation.endpoint_model if generation.endpoints else None
@@ -218,7 +218,7 @@ def kept_groups(
     found = {"answers": len(known), "shards": 0, "tokens": 0, "later": 0}
     mean = counts["tokens"] / max(1, counts["records"])
     counts["shards"] = 0
-    for ids in counts["splits"].values():
+    for split, ids in counts["splits"].items():
         groups = group_by_shard([{"id": i} for i in ids], config.hidden_states.samples_per_shard)
         counts["shards"] += len(groups)
         for group in groups:
@@ -226,14 +226,13 @@ def kept_groups(
             rows = []
             for answer in have:
                 try:
-                    rows += rows_of_answer(
-                        {"id": answer["id"], "source": ""}, "train", answer, limits
-                    )
+                    record = {"id": answer["id"], "source": ""}
+                    rows += rows_of_answer(record, split, answer, limits)
                 except Dropped:
                     continue
-            tokens = sum(len(r.input_ids) for r in rows)
-            whole = len(have) == len(group)
-            if whole and rows and store.has(shard_id(sample_key(r.input_ids) for r in rows)):
+            shard = describe_shard(split, rows, config.hidden_states.last_state)
+            tokens, whole = shard["tokens"], len(have) == len(group)
+            if whole and rows and store.has(shard["id"]):
                 found["shards"] += 1
                 found["tokens"] += tokens
             elif have or not generation.capture or generation.endpoints:

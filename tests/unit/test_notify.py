@@ -3,6 +3,7 @@ fails, delays nor betrays anything."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -71,6 +72,15 @@ def test_a_command_gets_the_event_on_its_input_and_in_its_environment(tmp_path, 
     assert json.loads((tmp_path / "in.json").read_text())["text"] == text
     assert (tmp_path / "out").read_text() == f"stall|75|{text.replace(chr(0), ' ')}"
     assert not (tmp_path / "injected").exists()
+
+
+def test_a_command_can_be_ended_though_its_sender_blocks_signals():
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        (problem,) = notify.send(told(command="kill -TERM $$; sleep 30"), EVENT)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert f"status -{signal.SIGTERM:d}" in problem
 
 
 def test_only_the_events_that_are_asked_for(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from test_dry_runs import FAR
 
 from aerie import costs, plan
 from aerie.config import load_config
-from aerie.hidden_states import Convention, Store, sample_key, shard_id
+from aerie.hidden_states import Convention, Store, shard_id
 from aerie.responses import AnswerStore, Sampling
 from aerie.samples import Dropped, group_by_shard, rows_of_answer
 
@@ -27,7 +27,6 @@ FINGERPRINT = {
     "fingerprint": "f" * 32,
 }
 RUN = Path("results/demo")
-CONVENTION = Convention("f" * 32, (2, 15, 27, 30), 64, "lossless")
 
 
 @pytest.fixture
@@ -41,12 +40,12 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def configure(limit: int):
+def configure(limit: int, last_state: str = "all"):
     return load_config(
         {
             "verifier": {"source": "verifier"},
             "corpus": {"sources": ["prompts.jsonl"], "limit": limit},
-            "hidden_states": {"samples_per_shard": 16},
+            "hidden_states": {"samples_per_shard": 16, "last_state": last_state},
         }
     )
 
@@ -56,7 +55,9 @@ def fill_store(config) -> tuple[int, int]:
     counted = plan.count_prompts(config, RUN)
     sampling = Sampling(0.0, 1.0, 512, 2048, 0)
     answers = AnswerStore(Path("results/store"), sampling.key("f" * 32))
-    store = Store(Path("results/store"), CONVENTION)
+    last_state = config.hidden_states.last_state
+    convention = Convention("f" * 32, (2, 15, 27, 30), 64, "lossless", last_state)
+    store = Store(Path("results/store"), convention)
     store.folder.mkdir(parents=True, exist_ok=True)
     limits, shards = config.samples.model_dump(), 0
     for split, ids in counted["splits"].items():
@@ -73,16 +74,18 @@ def fill_store(config) -> tuple[int, int]:
                     )
                 except Dropped:
                     continue
-            store.path(shard_id(sample_key(r.input_ids) for r in rows)).write_bytes(b"")
+            shard = shard_id(store.key(r.input_ids, r.loss_mask) for r in rows)
+            store.path(shard).write_bytes(b"")
             shards += 1
     answers.flush()
     return sum(map(len, counted["splits"].values())), shards
 
 
-def test_each_step_keeps_what_the_smaller_one_made(place):
+@pytest.mark.parametrize("last_state", ["all", "supervised"])
+def test_each_step_keeps_what_the_smaller_one_made(place, last_state):
     before = (0, 0)
     for limit in (10, 200, 2000):
-        config = configure(limit)
+        config = configure(limit, last_state)
         counted = plan.count_prompts(config, RUN)
         assert counted["records"] == limit
         counts = {**counted, "samples": limit, "tokens": 39 * limit}
