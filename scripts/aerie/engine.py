@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.files import InputError, is_disk_full
-from aerie.machine import computes_bf16
+from aerie.machine import computes_bf16, keep_freed_memory
 from aerie.progress import JobProgress
 
 WRITE_SECONDS = 300.0
@@ -333,6 +333,7 @@ def _prepare_environment(settings: dict[str, Any]) -> None:
         # One process in place of three: each would import vLLM (25 s of CPU time), and the
         # scheduler's would spin on a core that the model needs.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        keep_freed_memory()
     wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_NO_USAGE_STATS": "1",

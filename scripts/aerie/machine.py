@@ -1,5 +1,7 @@
 """The machine and the software a measurement was made with."""
 
+import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -46,6 +48,15 @@ def computes_bf16() -> bool:
     import torch
 
     return torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what this process frees, instead of taking fresh pages from the system and
+    clearing them at every layer. vLLM's worker on a CPU asks for tcmalloc to the same end."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
 
 
 def _processor() -> str:
