@@ -42,13 +42,14 @@ class Pace:
 
     def event(self, steady: bool, now: float) -> None:
         """Progress was seen; `steady`: the job is at work, not loading, validating or saving."""
-        if self.steady and steady:
+        if self.steady:
             self._gaps.append(now - self.last)
         self.last, self.steady = now, steady
 
     def forget(self) -> None:
         """A model is loaded, perhaps anew: the first steps after it have no pace yet."""
         self._gaps.clear()
+        self.steady = False
 
     def skip(self, seconds: float) -> None:
         """Leave out a time in which nothing could be seen, such as a suspended machine."""

@@ -48,8 +48,8 @@ def test_loading_and_the_first_step_have_a_generous_limit():
 
 def test_the_first_steps_after_a_model_was_loaded_again_have_a_generous_limit():
     pace = paced([1.0] * 10)
-    pace.event(False, 11)  # the engine died; another one is loaded
     pace.forget()
+    pace.event(False, 11)  # the engine died; another one is loaded
     pace.event(True, 300)
     assert pace.limit() == 1800
     pace.event(True, 400)  # a first step with all that is compiled for it
@@ -58,12 +58,22 @@ def test_the_first_steps_after_a_model_was_loaded_again_have_a_generous_limit():
     assert pace.limit() == 1000
 
 
-def test_the_way_from_work_to_something_else_is_no_gap_of_work():
+def test_a_job_is_at_work_until_it_says_that_it_loads_and_learns_no_pace_from_that():
     pace = Pace(60, 10, 1800, now=0)
-    pace.event(True, 1)  # at work, as jobs are until they say that they load
+    pace.event(True, 1)
+    pace.forget()
     pace.event(False, 2)
     pace.event(True, 100)
     assert pace.limit() == 1800
+
+
+def test_a_job_that_saves_after_all_of_its_work_has_a_pace():
+    pace = Pace(60, 10, 1800, now=0)
+    for start in (1, 10, 19):
+        pace.event(True, start)
+        pace.event(False, start + 8)
+    pace.event(True, 28)
+    assert pace.limit() == 80
 
 
 def test_a_time_in_which_nothing_could_be_seen_does_not_count():
