@@ -18,8 +18,8 @@ def _takes(x, weight, epsilon, variance_size=None) -> bool:
     return whole and weight is not None and weight.dtype == x.dtype
 
 
-def _takes_residual(x, x_residual, weight, epsilon, variance_size=None) -> bool:
-    return _takes(x, weight, epsilon, variance_size) and x_residual.is_contiguous()
+def _takes_sum(x, x_residual, weight, epsilon, variance_size=None) -> bool:
+    return _takes(x, weight, epsilon, variance_size)
 
 
 @ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_takes)
@@ -32,7 +32,7 @@ def rms_norm(
     return normed
 
 
-@ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_takes_residual, inplace=True)
+@ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_takes_sum)
 def fused_add_rms_norm(
     x: torch.Tensor,
     x_residual: torch.Tensor,
@@ -40,6 +40,10 @@ def fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMS norm of `x + x_residual` [tokens, hidden], and that sum; both in place."""
-    torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
-    return x, x_residual
+    """RMS norm of `x + x_residual` [tokens, hidden], and that sum.
+
+    Not in place, as vLLM's fused kernel is: the residual stream that enters the first layer may be
+    a state that is captured (layer id 0).
+    """
+    total = x + x_residual
+    return rms_norm.impl_fn(total, weight, epsilon), total
