@@ -493,6 +493,8 @@ class Supervisor:
         if done is not None and (not self._done or self._done[-1][1] != done):
             if self._done and done < self._done[-1][1]:
                 self._done.clear()
+            if self._done and self._done[-1][0] == now:
+                self._done.pop()  # of what is read at once only the last was done just now
             self._done.append((now, done))
         if isinstance(line.get("loss"), int | float):
             self._take_loss(float(line["loss"]))

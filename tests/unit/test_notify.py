@@ -102,7 +102,10 @@ def test_what_hangs_is_left_in_time_and_ended(server, monkeypatch):
     assert time.monotonic() - start < 5  # both at the same time
     assert len(wrong) == 2
     assert "notify.command: no end within" in wrong[0]
-    assert not any("sleep" in p.cmdline()[0] for p in marked_processes(mark))
+    end = time.monotonic() + 10  # what is killed takes its time on a busy machine
+    while left := marked_processes(mark):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
 
 
 ADDRESSES = [
