@@ -474,8 +474,9 @@ class Triage:
         for key, end in self._ends.items():
             if key in self._found and self._outside - end < LAST_LINES:
                 self._found[key].level = "fatal"
-        last = [found for found, end in filter(None, [self._beyond])
-                if self._outside - end < LAST_LINES]  # fmt: skip
+        last = []
+        if self._beyond is not None and self._outside - self._beyond[1] < LAST_LINES:
+            last.append(self._beyond[0])
         return sorted(
             [*self.so_far(), *last],
             key=lambda f: (ORDER.index(f.level), f.consequence, f.first_line),
