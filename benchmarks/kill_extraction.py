@@ -2,9 +2,9 @@
 """Kill the extraction with SIGKILL at random instants, again and again; compare the stores.
 
 A tiny verifier (random weights, made here) and the real engine. A run is killed at a random
-instant between its first sign of life and the time that an undisturbed run takes, and the next goes
-on in its store; when one comes through, the store has to equal an undisturbed one bit for bit,
-and a new store is begun, until `--kills` runs were killed.
+instant around the next few shards that it writes, and the next goes on in its store. When one
+comes through, the store has to equal an undisturbed one bit for bit, and a new store is begun,
+until `--kills` runs were killed.
 
     python benchmarks/kill_extraction.py --kills 100
 """
@@ -76,8 +76,16 @@ def content(store: Path) -> dict[str, bytes]:
     return {str(p.relative_to(store)): p.read_bytes() for p in files}
 
 
-def run(command: list[str], store: Path, wait: float | None) -> bool:
-    """Run a lane, killed `wait` seconds after it is at work (None: never); whether it ended."""
+def shards(store: Path) -> int:
+    return sum(not p.name.startswith(".") for p in store.rglob("*.safetensors"))
+
+
+def run(command: list[str], store: Path, kill: tuple[int, float] | None) -> bool:
+    """Run a lane; whether it ended by itself.
+
+    `kill`: killed so many seconds after the engine is at work and the store has so many shards;
+    None: left alone.
+    """
     store.mkdir(exist_ok=True)
     log = store / ".progress"
     log.unlink(missing_ok=True)
@@ -89,14 +97,15 @@ def run(command: list[str], store: Path, wait: float | None) -> bool:
     )
 
     def at_work() -> bool:
-        return log.is_file() and any(json.loads(x)["done"] for x in log.read_text().splitlines())
+        lines = log.read_text().splitlines() if log.is_file() else []
+        return len(lines) > 1 and json.loads(lines[-1])["phase"] == "working"
 
-    while wait is not None and process.poll() is None:
-        if at_work():
-            time.sleep(wait)
+    while kill and process.poll() is None:
+        if at_work() and shards(store) >= kill[0]:
+            time.sleep(kill[1])
             os.killpg(process.pid, signal.SIGKILL)
             break
-        time.sleep(0.01)
+        time.sleep(0.002)
     errors = process.communicate()[1]
     if process.returncode not in (0, -signal.SIGKILL):
         sys.exit(errors.decode()[-4000:])
@@ -109,21 +118,25 @@ def kill_and_compare(model: Path, kills: int, samples: int, seed: int) -> dict[s
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = prepare(folder, model, samples)
+        start = time.time()
         assert run(command, folder / "whole", None)
         whole = content(folder / "whole")
         counts["files"] = len(whole)
-        lines = (folder / "whole" / ".progress").read_text().splitlines()
-        times = [json.loads(x)["time"] for x in lines if json.loads(x)["done"]]
-        span = max(1.0, times[-1] - times[0] + 0.5)
+        total = shards(folder / "whole")
+        times = sorted(p.stat().st_mtime for p in (folder / "whole").rglob("*.safetensors"))
+        assert times[0] > start
+        gap = (times[-1] - times[0]) / (total - 1)
         while counts["killed"] < kills:
             store = folder / f"store-{counts['stores']}"
             counts["stores"] += 1
-            # Killed at most six times, then left to end: instants near the end occur as well.
-            for attempt in range(7):
-                last = attempt == 6 or counts["killed"] == kills
-                if run(command, store, None if last else chance.uniform(0, span)):
+            while counts["killed"] < kills:
+                there = shards(store)
+                wanted = there + chance.randrange(5)
+                if wanted >= total or run(command, store, (wanted, chance.uniform(0, 2 * gap))):
                     break
                 counts["killed"] += 1
+                print(f"\r{counts['killed']} kills", end="", file=sys.stderr)
+            assert run(command, store, None)
             counts["different"] += content(store) != whole
         from aerie.staging import MEMORY, PREFIX
 
@@ -134,7 +147,7 @@ def kill_and_compare(model: Path, kills: int, samples: int, seed: int) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--samples", type=int, default=320)
+    parser.add_argument("--samples", type=int, default=640)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))

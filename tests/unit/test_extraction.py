@@ -390,9 +390,10 @@ def test_a_kill_between_a_shard_and_its_facts_forgets_nothing(lane, monkeypatch)
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
         dying.setattr(extraction, "write_facts", killed)
         lane.run(refuse)
-    assert len(lane.read()) == 59
+    # Other shards may or may not have been begun when the writer died.
+    assert lane.read().keys() >= {i for i in lane.shards[1]["samples"] if i != "s17"}
     manifest = lane.run(refuse)
-    assert lane.engine.started == 0
+    assert "s17" not in lane.engine.asked
     assert manifest["quarantined"] == {"s17": "no"}
     assert manifest["samples"] == 59
 
