@@ -381,8 +381,9 @@ class Filler:
     def requests(self, max_model_len: int) -> Iterator[Request | None]:
         """What the engine is to compute next; None: nothing now.
 
-        A shard is begun when the one before is computed and its states fit into what may be
-        staged (or nothing is being written that would make room). What failed flies alone.
+        A shard is begun when the one before is computed (why: at the top) and its states fit into
+        what may be staged (or nothing is being written that would make room). What failed flies
+        alone.
         """
         while True:
             self.collect()
