@@ -39,15 +39,22 @@ def main_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def computes_bf16() -> bool:
-    """Whether bf16 arithmetic is worth using here: on a GPU, or a CPU with AVX512.
+def processor_computes_bf16() -> bool:
+    """Whether the processor has bf16 arithmetic (AVX512).
 
     Elsewhere torch multiplies bf16 matrices in a scalar kernel, which takes minutes instead of
     milliseconds (`benchmarks/matmul.py`).
     """
     import torch
 
-    return torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def computes_bf16() -> bool:
+    """Whether bf16 arithmetic is worth using here, on a GPU or on the processor."""
+    import torch
+
+    return torch.cuda.is_available() or processor_computes_bf16()
 
 
 def keep_freed_memory() -> None:

@@ -390,6 +390,14 @@ def last_states(verifier, ids):
     return last.to(torch.bfloat16), chosen
 
 
+@pytest.fixture(params=["the processor's own", "float32"])
+def arithmetic(request, monkeypatch):
+    """What the head is multiplied in: as this processor does it, and as one without bf16."""
+    if request.param == "float32":
+        monkeypatch.setattr(hs, "processor_computes_bf16", lambda: False)
+
+
+@pytest.mark.usefixtures("arithmetic")
 def test_a_long_sample_that_is_shifted_in_part_does_not_pass_the_teacher(tiny_verifier):
     ids = torch.randint(3, 400, (1, 300), generator=torch.Generator().manual_seed(0))
     last, chosen = last_states(tiny_verifier, ids)
@@ -401,6 +409,7 @@ def test_a_long_sample_that_is_shifted_in_part_does_not_pass_the_teacher(tiny_ve
         teacher.check(shifted, chosen, greedy=True)
 
 
+@pytest.mark.usefixtures("arithmetic")
 def test_two_samples_that_changed_places_do_not_pass_the_teacher(tiny_verifier):
     ids = torch.randint(3, 400, (64, 12), generator=torch.Generator().manual_seed(0))
     last, chosen = last_states(tiny_verifier, ids)
