@@ -240,8 +240,9 @@ def place_samples(
 ) -> dict[str, tuple[list[Row], list[tuple[str, int]]]]:
     """By split: the rows that were extracted, and for each the shard file and its number there.
 
-    They come in the order of the shards' names, whatever lane made them. Raises `InputError` for
-    a shard that is absent or has another size than its manifest says.
+    The shards come in the order of their samples' ids, whatever lane made them and however they
+    are stored. Raises `InputError` for a shard that is absent or has another size than its
+    manifest says.
     """
     found: dict[str, tuple[list[Row], list[tuple[str, int]]]] = {
         "train": ([], []),
@@ -252,7 +253,7 @@ def place_samples(
         for manifest in manifests
         for entry in manifest["shards"]
     }
-    for path, entry in sorted(entries.items()):
+    for path, entry in sorted(entries.items(), key=lambda found: found[1]["samples"]):
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise InputError(
                 f"{path}: the shard is missing or cut short; run `snakemake` again, it is made anew"

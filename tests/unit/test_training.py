@@ -105,14 +105,18 @@ def test_an_answer_longer_than_a_sequence_is_learned_once(shard):
     assert describe_packing(dataset, sampler)["cut_samples"] == 1
 
 
-def test_the_order_does_not_depend_on_which_lane_made_a_shard(tmp_path):
-    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 8))
+@pytest.mark.parametrize("storage", ["lossless", "fp8", "raw"])
+@pytest.mark.parametrize("last_state", ["all", "supervised"])
+def test_the_order_does_not_depend_on_lanes_or_storage(tmp_path, storage, last_state):
+    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 8, storage, last_state))
     entries, rows = [], {}
     for name in "cab":
-        tokens = torch.arange(ord(name), ord(name) + 5)
-        path = store.write(name * 32, [Sample(name, tokens, torch.randn(5, 3, 8).bfloat16())])
+        tokens, mask = torch.arange(ord(name), ord(name) + 5), [False, True, True, False, True]
+        sample = Sample(name, tokens, torch.randn(5, 3, 8).bfloat16(), mask)
+        key = store.key(tokens.tolist(), mask)  # a shard's name comes from keys such as this
+        path = store.write(key, [sample])
         entries.append({"file": path.name, "bytes": path.stat().st_size, "samples": [name]})
-        rows[name] = Row(name, name, "s", "train", tokens.tolist(), [True] * 5, 2, 2)
+        rows[name] = Row(name, name, "s", "train", tokens.tolist(), mask, 2, 2)
     convention = {"key": store.convention.key}
 
     def order(*lanes):
