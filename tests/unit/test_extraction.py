@@ -211,6 +211,65 @@ def test_a_sample_that_always_fails_is_left_out_with_its_reason(lane, fault):
     assert lane.engine.started == 0
 
 
+def refusing(*shards):
+    """A `spoil` that lets every sample of these shards fail."""
+    lost = {i for shard in shards for i in shard["samples"]}
+    return lambda n, key, states: "no" if key.removesuffix("-again") in lost else states
+
+
+def test_a_shard_of_which_nothing_could_be_kept_is_remembered(lane):
+    manifest = lane.run(refusing(lane.shards[1]), floor=0.8)
+    assert manifest["quarantined"] == dict.fromkeys(lane.shards[1]["samples"], "no")
+    assert manifest["samples"] == 48
+    assert not list(lane.store.folder.glob(".*.lease"))
+    again = lane.run(refusing(lane.shards[1]), floor=0.8)
+    assert lane.engine.started == 0
+    assert again["quarantined"] == manifest["quarantined"]
+    assert again["samples"] == 48
+    check_room(lane.store, 0, 0.0)
+    assert all(extraction.is_done(lane.store, s["id"]) for s in lane.shards)
+
+
+@pytest.mark.parametrize("lost", ["a sample", "a shard"])
+def test_what_was_left_out_is_tried_again_when_its_facts_are_deleted(lane, lost):
+    """The way that docs/runbook.md gives: for parts of shards and for whole ones the same."""
+
+    def one(n, key, states):
+        return "no" if key.startswith("s17") else states
+
+    lane.run(one if lost == "a sample" else refusing(lane.shards[1]), floor=0.8)
+    command = r"grep -L '\"left_out\": {}' *.json | xargs -r rm"
+    subprocess.run(command, shell=True, cwd=lane.store.folder, check=True)
+    manifest = lane.run()
+    assert manifest["quarantined"] == {}
+    assert manifest["samples"] == 60 == len(lane.read())
+    assert set(lane.engine.asked) == set(lane.shards[1]["samples"])
+    lane.run()
+    assert lane.engine.started == 0
+
+
+def test_a_lane_that_keeps_too_few_tries_whole_shards_again_when_what_failed_is_repaired(lane):
+    with pytest.raises(InputError, match="min_kept_share"):
+        lane.run(refusing(*lane.shards), floor=0.7)
+    assert lane.run()["samples"] == 60
+
+
+def test_what_is_known_to_be_too_little_starts_no_engine(lane):
+    lane.run(refusing(lane.shards[1]), floor=0.8)
+    lane.store.path(lane.shards[3]["id"]).unlink()
+    with pytest.raises(InputError, match=r"12 of 60 .*Samples that were left out"):
+        lane.run(floor=0.9)
+    assert lane.engine.started == 0
+
+
+def test_a_shard_that_goes_before_the_manifest_is_written_is_no_silent_loss(lane):
+    lane.run()
+    work = LaneWork(lane.store, lane.rows, lane.shards)
+    lane.store.path(lane.shards[2]["id"]).unlink()
+    with pytest.raises(InputError, match="no whole shard now"):
+        describe_lane(work, {}, 0.0)
+
+
 def test_a_sample_longer_than_the_engine_takes_is_left_out(tmp_path):
     samples = rows(20)
     samples[3].input_ids = list(range(1, 60)) * 2
@@ -658,6 +717,31 @@ def test_a_lane_waits_for_what_another_makes_and_starts_no_engine_for_it(lane, m
     assert other.engine.started == 0
     assert done["shards"] == whole["shards"]
     assert f"process {os.getpid()} on " in capsys.readouterr().out
+
+
+def test_two_lanes_that_each_can_keep_nothing_of_a_shard_do_not_wait_for_each_other(
+    lane, monkeypatch
+):
+    """Each holds its lease until its own work is done, and the other waits for it then."""
+    other = waiting_lane(lane, monkeypatch)
+    refuse = refusing(*lane.shards[::2])
+
+    def slow_refuse(n, key, states):
+        time.sleep(0.01)
+        return refuse(n, key, states)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(x.run, slow_refuse, floor=0.1) for x in (lane, other)]
+        one, two = (x.result(timeout=60) for x in running)
+    assert (
+        one["quarantined"]
+        == two["quarantined"]
+        == dict.fromkeys((i for s in lane.shards[::2] for i in s["samples"]), "no")
+    )
+    asked = [key for key in lane.engine.asked + other.engine.asked if not key.endswith("-again")]
+    assert sorted(asked) == sorted(lane.rows)
+    assert one["samples"] == two["samples"] == 24
+    assert one["extracted_samples"] + one["adopted_samples"] == 24
 
 
 def test_shards_of_a_lane_that_vanished_are_taken_over(lane, monkeypatch):
