@@ -219,7 +219,7 @@ def _planes(rows: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     """Buffers of this thread for what `planes.split` makes and zstandard packs: offsets [R] and
     exponents [R, hidden], these two once more as one vector, and lowest bits [R, hidden / 8]."""
     high = _scratch("high", rows * (1 + width))
-    low = _scratch("low", rows * (width // 8)).reshape(rows, -1)
+    low = _scratch("low", rows * (width // 8)).reshape(rows, width // 8)
     return high[:rows], high[rows:].reshape(rows, width), high, low
 
 
@@ -234,7 +234,7 @@ def pack(
     """
     rows, width = sum(map(len, stored)), bits.shape[2]
     offsets, exponents, high, low = _planes(rows, width)
-    rest = _scratch("rest", rows * (width - width // 8)).reshape(rows, -1)
+    rest = _scratch("rest", rows * (width - width // 8)).reshape(rows, width - width // 8)
     for k, at in enumerate(_cut(stored)):
         planes.split(
             bits, k, stored[k], base[k], means[k], exponents[at], offsets[at], low[at], rest[at]
@@ -310,11 +310,13 @@ class Teacher:
     def ranks(self, last_states: torch.Tensor, next_tokens: torch.Tensor) -> torch.Tensor:
         """How many tokens the head prefers to the chosen one: int64 [T], 0 for the best.
 
-        `last_states` [T, hidden], `next_tokens` [T].
+        `last_states` [T, hidden], `next_tokens` [T]. States that prefer none are no token's, and
+        there the chosen one is the last: zeros, NaN, or numbers whose squares are infinite.
         """
         logits = self.normed(last_states) @ self.head.T
         chosen = logits.gather(1, next_tokens.long()[:, None])
-        return (logits > chosen).sum(1)
+        prefers = (logits < chosen).any(1)
+        return torch.where(prefers, (logits > chosen).sum(1), len(self.head))
 
     def check(self, states: torch.Tensor, next_tokens: list[int], greedy: bool) -> None:
         """Raise `BadStates` when the last states of the final `len(next_tokens)` positions do
