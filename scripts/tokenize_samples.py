@@ -41,7 +41,8 @@ def main() -> None:
     if args.responses:
         from aerie.responses import AnswerStore
 
-        answers = AnswerStore(args.store, read_json(args.responses)["key"]).load()
+        wanted = {r["id"] for records in splits.values() for r in records}
+        answers = AnswerStore(args.store, read_json(args.responses)["key"]).load(wanted)
 
         def make_rows(record, split):
             if record["id"] not in answers:

@@ -51,6 +51,10 @@ MAX_WRITING = 8
 FEWEST_FOR_A_VERDICT = 8
 """Samples with the same fault in a shard from which on the fault is not theirs."""
 
+ENOUGH_FOR_A_VERDICT = 32
+"""Tokens that are judged together where there are fewer samples: of several small shards, or of
+the ends of answers."""
+
 
 def share(shards: list[dict[str, Any]], lane: int, lanes: int) -> list[dict[str, Any]]:
     """The shards of lane `lane` of `lanes`: every `lanes`-th."""
@@ -314,7 +318,7 @@ def misled(
     if len(found) >= FEWEST_FOR_A_VERDICT and len(found) > len(samples) / 2:
         judge_ranks(ranks, greedy)  # its words, where it sees it too
         raise BadStates(next(iter(found.values())) + f", and so in {len(found)} samples")
-    if len(fine) >= FEWEST_FOR_A_VERDICT:
+    if len(fine) >= FEWEST_FOR_A_VERDICT or sum(map(len, fine)) >= ENOUGH_FOR_A_VERDICT:
         judge_ranks(torch.cat(fine), greedy)
     return found
 
@@ -379,12 +383,25 @@ class Filler:
         self.staged: dict[str, int] = {}
         self.writing: dict[concurrent.futures.Future[dict[str, str]], dict[str, Any]] = {}
         self.pool = writers(2)
+        # Samples of shards too small for a sure verdict of their own, and these shards.
+        self.few: list[tuple[str, torch.Tensor, list[int]]] = []
+        self.unjudged: list[dict[str, Any]] = []
         self._teacher, self._teacher_lock = teacher, threading.Lock()
         self._head: Teacher | None = None
 
     # Main thread
 
     def run(self, start_engine: Callable[[], AbstractContextManager[Any]]) -> None:
+        try:
+            self.make_shards(start_engine)
+            self.judge_few(FEWEST_FOR_A_VERDICT)
+        except BadStates:
+            for shard in self.unjudged:
+                self.work.store.set_aside(self.work.store.path(shard["id"]))
+            raise
+        self.record_empty()
+
+    def make_shards(self, start_engine: Callable[[], AbstractContextManager[Any]]) -> None:
         with self.pool:  # whatever happens, shards whose samples have come are written
             self.count_kept()
             engines = 0
@@ -406,7 +423,6 @@ class Filler:
                     for identity in list(self.flying.values()):
                         self.fail(identity, f"the engine died with it: {error}")
                     self.flying.clear()
-        self.record_empty()
 
     def requests(self, max_model_len: int) -> Iterator[Request | None]:
         """What the engine is to compute next; None: nothing now.
@@ -637,14 +653,41 @@ class Filler:
             try:
                 wrong = misled(self._head, fresh, greedy=True)
             except BadStates as error:
-                names = ", ".join(i for i, *_ in fresh[:3])
-                raise BadStates(
-                    f"{error}. So in shard {shard['id']}, samples {names}, ...; nothing of it was "
-                    "kept. Check hidden_states.layer_ids and that the verifier's folder is "
-                    "unchanged since its fingerprint was made"
-                ) from None
-        self.vouched.update(i for i, *_ in fresh if i not in wrong)
+                raise self.refuse([shard], fresh, error) from None
+            fine = [sample for sample in fresh if sample[0] not in wrong]
+            if len(fine) < ENOUGH_FOR_A_VERDICT:
+                # Copied, or the whole samples would stay in memory.
+                self.few += [(i, last.clone(), chosen) for i, last, chosen in fine]
+                self.unjudged.append(shard)
+                self.judge_few(ENOUGH_FOR_A_VERDICT)
+        self.vouched.update(i for i, *_ in fine)
         return wrong
+
+    def judge_few(self, least: int) -> None:
+        """Judge the samples of small shards together, once there are so many."""
+        if len(self.few) < least:
+            return
+        last = torch.cat([states[-1:, -1] for _, states, _ in self.few])
+        chosen = torch.tensor([token for *_, (token,) in self.few])
+        try:
+            judge_ranks(self._head.ranks(last, chosen), greedy=True)
+        except BadStates as error:
+            raise self.refuse(self.unjudged, self.few, error) from None
+        self.few, self.unjudged = [], []
+
+    def refuse(
+        self,
+        shards: list[dict[str, Any]],
+        samples: list[tuple[str, torch.Tensor, list[int]]],
+        error: BadStates,
+    ) -> BadStates:
+        """The error to raise when the states are wrong throughout."""
+        names = ", ".join(i for i, *_ in samples[:3])
+        return BadStates(
+            f"{error}. So in shard {', '.join(s['id'] for s in shards[:3])}, samples {names}, "
+            "...; nothing of it was kept. Check hidden_states.layer_ids and that the verifier's "
+            "folder is unchanged since its fingerprint was made"
+        )
 
     def find_wrong(self, samples: dict[str, Sample]) -> dict[str, str]:
         """Which samples the store refuses: by themselves, or as twins of different tokens."""

@@ -50,6 +50,12 @@ def true_states(tokens: list[int]) -> torch.Tensor:
     return torch.randn(len(tokens), len(IDS), WIDTH, generator=generator).to(torch.bfloat16)
 
 
+def nearly(state: torch.Tensor) -> torch.Tensor:
+    """A last state that leads to the second best token, and to the best one next."""
+    best, other = HEAD[(state.float() @ HEAD.T).topk(2).indices]
+    return (10 * other / other.dot(other) + 9 * best / best.dot(best)).bfloat16()
+
+
 class FakeTeacher:
     """An output head without a norm; its token for a state is the best one."""
 
@@ -300,6 +306,24 @@ def test_states_that_are_wrong_throughout_stop_the_lane_after_its_first_shard(la
     assert lane.read() == {}
     assert len(lane.engine.asked) <= 36
     assert not any(key.endswith("-again") for key in lane.engine.asked)
+
+
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_a_last_state_that_is_often_right_is_found_in_small_shards_too(tmp_path, size):
+    """As that of the layer before: in every other sample it leads to the second best token."""
+    lane = Lane(tmp_path, rows(60), size)
+
+    def near(n, key, states):
+        if int(key.removesuffix("-again")[1:]) % 2:
+            return states
+        changed = states.clone()
+        changed[-1, -1] = nearly(states[-1, -1])
+        return changed
+
+    with pytest.raises(BadStates, match="layer_ids"):
+        lane.run(near)
+    assert lane.read() == {}
+    assert lane.run()["samples"] == 60
 
 
 def test_another_model_stops_the_lane(lane):
