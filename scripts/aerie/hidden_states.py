@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -544,6 +545,10 @@ class Store:
         target = path.parent / QUARANTINE / path.name
         with contextlib.suppress(FileNotFoundError):
             target.parent.mkdir(exist_ok=True)
+            if target.is_dir() and not target.is_symlink():  # replaced by no file
+                shutil.rmtree(target)
+            elif path.is_dir():  # replaces no file
+                target.unlink(missing_ok=True)
             path.replace(target)
             return target
         return None

@@ -448,6 +448,21 @@ def test_a_shard_that_another_run_moved_aside_first_is_no_fault(lane):
     assert lane.store.set_aside(path) is None
 
 
+@pytest.mark.parametrize("kinds", itertools.product(["file", "folder"], repeat=2), ids="-".join)
+def test_what_is_set_aside_twice_replaces_what_was_before(lane, kinds):
+    path = lane.store.path(lane.shards[1]["id"])
+    path.parent.mkdir(parents=True)
+    for kind in kinds:
+        if kind == "folder":
+            path.mkdir()
+            (path / "x").write_text("x")
+        else:
+            path.write_text("no shard")
+        lane.run()
+        path.unlink()
+    assert (lane.store.folder / "damaged" / path.name).is_dir() == (kinds[1] == "folder")
+
+
 def test_a_shard_that_cannot_be_read_now_is_left_where_it_is(lane, monkeypatch):
     lane.run()
     path = lane.store.path(lane.shards[1]["id"])
