@@ -167,7 +167,9 @@ def sink(path: Path) -> Iterator[Any]:
     with (
         whole_file(path) as temporary,
         temporary.open("wb") as raw,
-        zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as packed,
+        zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(
+            raw, closefd=False
+        ) as packed,
     ):
         yield packed
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from aerie import cli
-from aerie.extraction import LaneWork, check_room, describe_lane, fill, share
+from aerie.extraction import LaneWork, check_room, describe_lane, fill, is_done, share
 from aerie.files import read_json, write_json
 from aerie.hidden_states import Convention, Store, Teacher
 from aerie.progress import JobProgress
@@ -52,7 +52,8 @@ def main() -> None:
     work = LaneWork(store, read_samples(args.samples), shards)
     todo = work.to_extract()
     # Lanes side by side fill the same disk: what all of them lack has to fit.
-    check_room(store, sum(s["tokens"] for s in everything if not store.has(s["id"])), args.max_gib)
+    lacking = sum(s["tokens"] for s in everything if not is_done(store, s["id"]))
+    check_room(store, lacking, args.max_gib)
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(

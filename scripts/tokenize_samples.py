@@ -41,7 +41,8 @@ def main() -> None:
     if args.responses:
         from aerie.responses import AnswerStore
 
-        answers = AnswerStore(args.store, read_json(args.responses)["key"]).load()
+        wanted = {r["id"] for records in splits.values() for r in records}
+        answers = AnswerStore(args.store, read_json(args.responses)["key"]).load(wanted)
 
         def make_rows(record, split):
             if record["id"] not in answers:
@@ -57,7 +58,7 @@ def main() -> None:
                 record, split, template, limits, not args.no_reasoning
             )
 
-    counts, rows, shards = samples.Counts(), [], []
+    counts, rows, shards, named = samples.Counts(), [], [], set()
     for split, records in splits.items():
         for group in samples.group_by_shard(records, args.samples_per_shard):
             of_group = []
@@ -73,9 +74,18 @@ def main() -> None:
                     counts.drop(record["id"], str(reason))
                 except Unverified as error:
                     counts.drop(record["id"], f"the chat template refuses it: {error}")
-            if of_group:
-                shards.append(samples.describe_shard(split, of_group, args.last_state))
-                rows += of_group
+            if not of_group:
+                continue
+            shard = samples.describe_shard(split, of_group, args.last_state)
+            if shard["id"] in named:
+                # One file of states, and two lists of samples for it: one would be lost.
+                for record in {row.record: None for row in of_group}:
+                    counts.kept -= 1
+                    counts.drop(record, "the same tokens as another shard, sample by sample")
+                continue
+            named.add(shard["id"])
+            shards.append(shard)
+            rows += of_group
     report = {
         **counts.report(),
         **{split: samples.summarize([r for r in rows if r.split == split]) for split in splits},

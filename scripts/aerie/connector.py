@@ -29,13 +29,15 @@ class _Done:
 
 
 class HiddenStatesConnector(ExampleHiddenStatesConnector):
-    """Writes one file a request: `hidden_states` [tokens, ids, hidden], `token_ids` [tokens]."""
+    """Writes a file a request: `hidden_states` bf16 [tokens, ids, hidden], `token_ids` [tokens]."""
 
     @staticmethod
     def _write_tensors(tensors, event, filename, lock_fd):
         try:
             event.synchronize()
-            save_file(tensors, filename + ".part")
+            # A verifier in float16 or float32 has its states in that; shards are bf16.
+            states = tensors["hidden_states"].to(torch.bfloat16)
+            save_file({**tensors, "hidden_states": states}, filename + ".part")
             os.replace(filename + ".part", filename)
         except BaseException as error:
             _explain(filename, error)

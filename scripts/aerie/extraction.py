@@ -51,6 +51,10 @@ MAX_WRITING = 8
 FEWEST_FOR_A_VERDICT = 8
 """Samples with the same fault in a shard from which on the fault is not theirs."""
 
+ENOUGH_FOR_A_VERDICT = 32
+"""Tokens that are judged together where there are fewer samples: of several small shards, or of
+the ends of answers."""
+
 
 def share(shards: list[dict[str, Any]], lane: int, lanes: int) -> list[dict[str, Any]]:
     """The shards of lane `lane` of `lanes`: every `lanes`-th."""
@@ -61,7 +65,10 @@ def share(shards: list[dict[str, Any]], lane: int, lanes: int) -> list[dict[str,
 
 
 def facts_path(shard: Path) -> Path:
-    """The JSON file beside a shard: `bytes`, `checksum` (of the file), `left_out` (by key)."""
+    """The JSON file beside a shard: `bytes`, `checksum` (of the file), `left_out` (by key).
+
+    Of a shard whose samples were all left out there is this file alone, with 0 `bytes`.
+    """
     return shard.with_suffix(".json")
 
 
@@ -95,6 +102,25 @@ def read_facts(path: Path) -> dict[str, Any]:
     if facts.keys() >= {"bytes", "checksum", "left_out"}:
         return facts
     return write_facts(path, facts.get("left_out", {}))
+
+
+def write_nothing_kept(path: Path, left_out: dict[str, str]) -> None:
+    """Say beside a shard that there is none, because each of its samples was left out."""
+    write_json(facts_path(path), {"bytes": 0, "left_out": left_out})
+
+
+def nothing_kept(path: Path) -> dict[str, str]:
+    """Why each sample of a shard was left out, by key; empty when something of it was kept, or
+    nothing is known of it."""
+    facts = read_optional(facts_path(path))
+    if facts.get("bytes") != 0 or os.path.lexists(path):
+        return {}
+    return facts.get("left_out", {})
+
+
+def is_done(store: Store, shard: str) -> bool:
+    """Whether the store holds the shard, or says that nothing of it could be kept."""
+    return store.has(shard) or bool(nothing_kept(store.path(shard)))
 
 
 # Disk space
@@ -154,9 +180,9 @@ class LaneWork:
     """What a lane still has to do.
 
     `missing`: shards that are absent, in somebody's work, or were damaged and have been moved
-    aside. `found`: samples
-    of theirs that another shard holds, by key: file and position. `left_out`: samples that the
-    present shards lack, with the reason. `keys`: the key of each sample by its id.
+    aside. `found`: samples of theirs that another shard holds, by key: file and position.
+    `left_out`: samples that the other shards lack, with the reason. `keys`: the key of each
+    sample by its id.
     """
 
     def __init__(self, store: Store, rows: dict[str, Row], shards: list[dict[str, Any]]):
@@ -180,10 +206,15 @@ class LaneWork:
         self.found = store.find_samples({self.keys[i] for s in self.missing for i in s["samples"]})
 
     def usable(self, shard: dict[str, Any]) -> bool:
-        """Whether the shard is there and what its name says; what is not is moved aside."""
+        """Whether the shard is there and what its name says, or each of its samples was left out;
+        what is not what it should be is moved aside."""
         path = self.store.path(shard["id"])
         if not os.path.lexists(path):
-            return False
+            reasons = nothing_kept(path)
+            if not reasons or any(self.keys[i] not in reasons for i in shard["samples"]):
+                return False
+            self.left_out.update({i: reasons[self.keys[i]] for i in shard["samples"]})
+            return True
         try:
             self.inspect(shard)
         except BadStates:
@@ -287,7 +318,7 @@ def misled(
     if len(found) >= FEWEST_FOR_A_VERDICT and len(found) > len(samples) / 2:
         judge_ranks(ranks, greedy)  # its words, where it sees it too
         raise BadStates(next(iter(found.values())) + f", and so in {len(found)} samples")
-    if len(fine) >= FEWEST_FOR_A_VERDICT:
+    if len(fine) >= FEWEST_FOR_A_VERDICT or sum(map(len, fine)) >= ENOUGH_FOR_A_VERDICT:
         judge_ranks(torch.cat(fine), greedy)
     return found
 
@@ -342,6 +373,7 @@ class Filler:
         self.loaded: dict[str, tuple[Sample, int]] = {}
         self.vouched: set[str] = set()
         self.shard_of = {i: s for s in work.missing for i in s["samples"]}
+        self.empty: list[dict[str, Any]] = []
         self.waiting = {
             s["id"]: {i for i in s["samples"] if work.keys[i] not in work.found}
             for s in work.missing
@@ -351,13 +383,27 @@ class Filler:
         self.staged: dict[str, int] = {}
         self.writing: dict[concurrent.futures.Future[dict[str, str]], dict[str, Any]] = {}
         self.pool = writers(2)
+        # Samples of shards too small for a sure verdict of their own, and these shards.
+        self.few: list[tuple[str, torch.Tensor, list[int]]] = []
+        self.unjudged: list[dict[str, Any]] = []
         self._teacher, self._teacher_lock = teacher, threading.Lock()
         self._head: Teacher | None = None
 
     # Main thread
 
     def run(self, start_engine: Callable[[], AbstractContextManager[Any]]) -> None:
+        try:
+            self.make_shards(start_engine)
+            self.judge_few(FEWEST_FOR_A_VERDICT)
+        except BadStates:
+            for shard in self.unjudged:
+                self.work.store.set_aside(self.work.store.path(shard["id"]))
+            raise
+        self.record_empty()
+
+    def make_shards(self, start_engine: Callable[[], AbstractContextManager[Any]]) -> None:
         with self.pool:  # whatever happens, shards whose samples have come are written
+            self.count_kept()
             engines = 0
             while self.todo or self.batch or self.again or self.writing:
                 if not (self.batch or self.again or self.begin()):
@@ -432,10 +478,12 @@ class Filler:
 
     def adopt(self, shard: dict[str, Any]) -> None:
         """Take in a shard that somebody else made meanwhile."""
-        self.adopted += sum(self.work.keys[i] not in self.work.found for i in shard["samples"])
-        left_out = self.work.left_out
-        self.quarantined |= {i: left_out[i] for i in shard["samples"] if i in left_out}
+        left_out = {i: why for i in shard["samples"] if (why := self.work.left_out.get(i))}
+        kept = [i for i in shard["samples"] if i not in left_out]
+        self.adopted += sum(self.work.keys[i] not in self.work.found for i in kept)
+        self.quarantined |= left_out
         self.leases.release(self.work.store.path(shard["id"]))
+        self.count_kept()
         self.progress(len(self.came) + self.adopted, self.tokens)
 
     def wait(self) -> None:
@@ -443,6 +491,7 @@ class Filler:
         if self.writing:
             self.collect(wait=True)
         elif self.todo:
+            self.record_empty()  # or two lanes would each wait for the other's
             if self.awaited != len(self.todo):
                 self.awaited = len(self.todo)
                 who = self.leases.holder(self.work.store.path(self.todo[0][0]["id"]))
@@ -450,6 +499,19 @@ class Filler:
                 self.enter("waiting")
             self.beat()
             time.sleep(POLL_SECONDS)
+
+    def record_empty(self) -> None:
+        """Say of which shards nothing could be kept, so that nobody tries it again.
+
+        Only when our own work is done: a lane that keeps too few has them all tried again.
+        """
+        while self.empty:
+            shard = self.empty.pop()
+            path = self.work.store.path(shard["id"])
+            left_out = {self.work.keys[i]: self.quarantined[i] for i in shard["samples"]}
+            if not os.path.lexists(path):  # else another run was luckier
+                write_nothing_kept(path, left_out)
+            self.leases.release(path)
 
     def fits(self, rows: list[Row]) -> bool:
         return sum(self.staged.values()) + sum(map(self.size, rows)) <= self.limit
@@ -483,9 +545,12 @@ class Filler:
 
     def leave_out(self, identity: str, reason: str) -> None:
         self.quarantined[identity] = reason
-        if len(self.quarantined) > self.may_lose:
-            raise InputError(too_few(self.work.keys, self.quarantined, self.min_kept_share))
+        self.count_kept()
         self.done_with(identity)
+
+    def count_kept(self) -> None:
+        if len(self.quarantined) > self.may_lose:
+            raise InputError(too_few(self.work, self.quarantined, self.min_kept_share))
 
     def done_with(self, identity: str) -> None:
         shard = self.shard_of[identity]
@@ -507,10 +572,14 @@ class Filler:
             self.waiting[shard["id"]].update(wrong)
             for identity, reason in wrong.items():
                 self.fail(identity, reason)
-            if not wrong:
+            if wrong:
+                continue
+            for identity in shard["samples"]:
+                self.staged.pop(identity, None)
+            if all(identity in self.quarantined for identity in shard["samples"]):
+                self.empty.append(shard)
+            else:
                 self.leases.release(self.work.store.path(shard["id"]))
-                for identity in shard["samples"]:
-                    self.staged.pop(identity, None)
 
     # Writer threads
 
@@ -585,14 +654,41 @@ class Filler:
             try:
                 wrong = misled(self._head, fresh, greedy=True)
             except BadStates as error:
-                names = ", ".join(i for i, *_ in fresh[:3])
-                raise BadStates(
-                    f"{error}. So in shard {shard['id']}, samples {names}, ...; nothing of it was "
-                    "kept. Check hidden_states.layer_ids and that the verifier's folder is "
-                    "unchanged since its fingerprint was made"
-                ) from None
-        self.vouched.update(i for i, *_ in fresh if i not in wrong)
+                raise self.refuse([shard], fresh, error) from None
+            fine = [sample for sample in fresh if sample[0] not in wrong]
+            if len(fine) < ENOUGH_FOR_A_VERDICT:
+                # Copied, or the whole samples would stay in memory.
+                self.few += [(i, last.clone(), chosen) for i, last, chosen in fine]
+                self.unjudged.append(shard)
+                self.judge_few(ENOUGH_FOR_A_VERDICT)
+        self.vouched.update(i for i, *_ in fine)
         return wrong
+
+    def judge_few(self, least: int) -> None:
+        """Judge the samples of small shards together, once there are so many."""
+        if len(self.few) < least:
+            return
+        last = torch.cat([states[-1:, -1] for _, states, _ in self.few])
+        chosen = torch.tensor([token for *_, (token,) in self.few])
+        try:
+            judge_ranks(self._head.ranks(last, chosen), greedy=True)
+        except BadStates as error:
+            raise self.refuse(self.unjudged, self.few, error) from None
+        self.few, self.unjudged = [], []
+
+    def refuse(
+        self,
+        shards: list[dict[str, Any]],
+        samples: list[tuple[str, torch.Tensor, list[int]]],
+        error: BadStates,
+    ) -> BadStates:
+        """The error to raise when the states are wrong throughout."""
+        names = ", ".join(i for i, *_ in samples[:3])
+        return BadStates(
+            f"{error}. So in shard {', '.join(s['id'] for s in shards[:3])}, samples {names}, "
+            "...; nothing of it was kept. Check hidden_states.layer_ids and that the verifier's "
+            "folder is unchanged since its fingerprint was made"
+        )
 
     def find_wrong(self, samples: dict[str, Sample]) -> dict[str, str]:
         """Which samples the store refuses: by themselves, or as twins of different tokens."""
@@ -645,11 +741,13 @@ def fill(
     }
 
 
-def too_few(keys: dict[str, str], quarantined: dict[str, str], min_kept_share: float) -> str:
+def too_few(work: LaneWork, quarantined: dict[str, str], min_kept_share: float) -> str:
     shown = "; ".join(f"{i}: {reason}" for i, reason in list(quarantined.items())[:5])
     return (
-        f"{len(quarantined)} of {len(keys)} samples could not be extracted, which leaves fewer "
-        f"than hidden_states.min_kept_share = {min_kept_share}. {shown}"
+        f"{len(quarantined)} of {len(work.keys)} samples could not be extracted, which leaves "
+        f"fewer than hidden_states.min_kept_share = {min_kept_share}. {shown}. What was left out "
+        f"of a finished shard is not tried again by itself; docs/runbook.md (Samples that were "
+        "left out) says how it is"
     )
 
 
@@ -662,15 +760,21 @@ def describe_lane(
     """The lane's manifest: its shards with sizes and checksums, and what was left out.
 
     `beat` is called for each shard that was read: of terabytes that takes a while.
-    Raises `InputError` when a smaller share of the samples than `min_kept_share` is there.
+    Raises `InputError` when a smaller share of the samples than `min_kept_share` is there, or
+    when a shard has gone meanwhile.
     """
     entries, kept, omitted = [], 0, 0
     for shard in work.shards:
         path = work.store.path(shard["id"])
+        known = shard["id"] in work.present and path.is_file()
+        if not known and not work.usable(shard):
+            raise InputError(
+                f"{path}: it was there a moment ago and is no whole shard now; who else works on "
+                "this store? Run again: it is made anew"
+            )
         if shard["id"] not in work.present:
-            if not path.is_file():
-                continue
-            work.inspect(shard)
+            beat()
+            continue
         facts = work.present[shard["id"]]
         kept += len(facts["samples"])
         omitted += facts["omitted_bytes"]
@@ -687,7 +791,7 @@ def describe_lane(
         )
         beat()
     if kept < min_kept_share * len(work.keys):
-        raise InputError(too_few(work.keys, counts["quarantined"], min_kept_share))
+        raise InputError(too_few(work, work.left_out, min_kept_share))
     c = work.store.convention
     raw = sum(e["tokens"] for e in entries) * c.bytes_per_token()
     return {
@@ -703,4 +807,5 @@ def describe_lane(
         "omitted_bytes": omitted,
         "bytes": sum(e["bytes"] for e in entries),
         **counts,
+        "quarantined": work.left_out,
     }

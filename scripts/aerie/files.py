@@ -108,10 +108,11 @@ def read_optional(path: Path | str) -> dict[str, Any]:
 
 
 def write_json_lines(path: Path | str, rows: Iterable[Any]) -> int:
-    """Write rows as zstandard-compressed JSON lines; return their number."""
+    """Write rows as zstandard-compressed JSON lines with a checksum; return their number."""
     count = 0
+    packer = zstandard.ZstdCompressor(level=3, write_checksum=True)
     with whole_file(path) as temporary, temporary.open("wb") as raw:
-        with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as packed:
+        with packer.stream_writer(raw, closefd=False) as packed:
             for row in rows:
                 packed.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
                 count += 1
@@ -120,7 +121,10 @@ def write_json_lines(path: Path | str, rows: Iterable[Any]) -> int:
 
 
 def read_json_lines(path: Path | str) -> Iterator[Any]:
-    """Rows of a zstandard-compressed JSON lines file; `InputError` when it is damaged or cut."""
+    """Rows of a zstandard-compressed JSON lines file; `InputError` when it is damaged or cut.
+
+    The checksum stands at its end: none of the rows is to be relied on before the last has come.
+    """
     unpacker = zstandard.ZstdDecompressor().decompressobj()
     rest = b""
     try:

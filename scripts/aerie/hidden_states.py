@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -220,7 +221,7 @@ def _planes(rows: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     """Buffers of this thread for what `planes.split` makes and zstandard packs: offsets [R] and
     exponents [R, hidden], these two once more as one vector, and lowest bits [R, hidden / 8]."""
     high = _scratch("high", rows * (1 + width))
-    low = _scratch("low", rows * (width // 8)).reshape(rows, -1)
+    low = _scratch("low", rows * (width // 8)).reshape(rows, width // 8)
     return high[:rows], high[rows:].reshape(rows, width), high, low
 
 
@@ -235,7 +236,7 @@ def pack(
     """
     rows, width = sum(map(len, stored)), bits.shape[2]
     offsets, exponents, high, low = _planes(rows, width)
-    rest = _scratch("rest", rows * (width - width // 8)).reshape(rows, -1)
+    rest = _scratch("rest", rows * (width - width // 8)).reshape(rows, width - width // 8)
     for k, at in enumerate(_cut(stored)):
         planes.split(
             bits, k, stored[k], base[k], means[k], exponents[at], offsets[at], low[at], rest[at]
@@ -314,11 +315,13 @@ class Teacher:
     def ranks(self, last_states: torch.Tensor, next_tokens: torch.Tensor) -> torch.Tensor:
         """How many tokens the head prefers to the chosen one: int64 [T], 0 for the best.
 
-        `last_states` [T, hidden], `next_tokens` [T].
+        `last_states` [T, hidden], `next_tokens` [T]. States that prefer none are no token's, and
+        there the chosen one is the last: zeros, NaN, or numbers whose squares are infinite.
         """
         logits = self.normed(last_states).to(self.head.dtype) @ self.head.T
         chosen = logits.gather(1, next_tokens.long()[:, None])
-        return (logits > chosen).sum(1)
+        prefers = (logits < chosen).any(1)
+        return torch.where(prefers, (logits > chosen).sum(1), len(self.head))
 
     def check(self, states: torch.Tensor, next_tokens: list[int], greedy: bool) -> None:
         """Raise `BadStates` when the last states of the final `len(next_tokens)` positions do
@@ -546,6 +549,10 @@ class Store:
         target = path.parent / QUARANTINE / path.name
         with contextlib.suppress(FileNotFoundError):
             target.parent.mkdir(exist_ok=True)
+            if target.is_dir() and not target.is_symlink():  # replaced by no file
+                shutil.rmtree(target)
+            elif path.is_dir():  # replaces no file
+                target.unlink(missing_ok=True)
             path.replace(target)
             return target
         return None

@@ -163,6 +163,7 @@ def kept(
 ) -> dict[str, Any]:
     """What of the answers and shards the store holds already: `answers`, `shards`, `tokens` (in
     them), and `later`: tokens whose states generation cannot capture. Adds `shards` to `counts`."""
+    from aerie.extraction import is_done
     from aerie.hidden_states import Convention, Store
 
     counts["shards"] = max(1, round(counts["samples"] / config.hidden_states.samples_per_shard))
@@ -179,7 +180,7 @@ def kept(
     store = Store(Path(config.store), convention)
     if "splits" not in counts:
         shards = read_json(run / "samples/shards.json")["shards"]
-        here = [s for s in shards if store.has(s["id"])]
+        here = [s for s in shards if is_done(store, s["id"])]
         tokens = sum(s["tokens"] for s in here)
         counts["shards"] = len(shards)
         return {
@@ -197,6 +198,7 @@ def kept_groups(
     config: Config, verifier: dict[str, Any], counts: dict[str, Any], store: Any
 ) -> dict[str, Any]:
     """`kept` for prompts that were counted: shards are known before an answer is."""
+    from aerie.extraction import is_done
     from aerie.responses import AnswerStore, Sampling
     from aerie.samples import Dropped, describe_shard, group_by_shard, rows_of_answer
 
@@ -232,7 +234,7 @@ def kept_groups(
                     continue
             shard = describe_shard(split, rows, config.hidden_states.last_state)
             tokens, whole = shard["tokens"], len(have) == len(group)
-            if whole and rows and store.has(shard["id"]):
+            if whole and rows and is_done(store, shard["id"]):
                 found["shards"] += 1
                 found["tokens"] += tokens
             elif have or not generation.capture or generation.endpoints:

@@ -88,7 +88,8 @@ def dequantize(codes, values, scales, rows, layer, bits):
 def scan(bits, last, weights, digests):
     """Faults of states `bits` uint16 [T, ids, hidden]: an or of the constants above.
 
-    NaN or infinity; one value in all channels of a row; zero in more than half of a row.
+    NaN or infinity; one value in all channels of a row; zero in half of a row or more (as when
+    one of two GPUs has not added its part).
     `last` bool [T]: where the last layer is looked at. `digests` uint32 [T, ids] gets a hash of
     each row, with `weights` uint32 [hidden], odd.
     """
@@ -116,7 +117,7 @@ def scan(bits, last, weights, digests):
                 faults |= NOT_FINITE
             if differs == 0 and width > 1:
                 faults |= CONSTANT
-            if 2 * zeros > width:
+            if 2 * zeros >= width:
                 faults |= ZEROS
     return faults
 

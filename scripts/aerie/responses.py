@@ -5,6 +5,7 @@ the reply, in small files written whole; a killed job loses at most the last few
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import time
 from collections import Counter, deque
@@ -86,13 +87,16 @@ class AnswerStore:
         for path in files:
             self._known.add(path)
             try:
-                for answer in read_json_lines(path):
-                    if wanted is not None and answer["id"] not in wanted:
-                        continue
-                    if answer["id"] not in found or not answer.get("again"):
-                        found[answer["id"]] = answer
+                answers = {answer["id"]: answer for answer in read_json_lines(path)}
             except (InputError, KeyError, TypeError):
-                path.rename(path.with_suffix(".damaged"))
+                with contextlib.suppress(FileNotFoundError):  # another run was first
+                    path.rename(path.with_suffix(".damaged"))
+                continue
+            for identity, answer in answers.items():
+                if wanted is not None and identity not in wanted:
+                    continue
+                if identity not in found or not answer.get("again"):
+                    found[identity] = answer
         return found
 
     def add(self, answer: dict[str, Any]) -> None:

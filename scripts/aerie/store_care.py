@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aerie.extraction import nothing_kept
 from aerie.files import InputError, read_json, read_optional, write_json
 from aerie.hidden_states import (
     QUARANTINE,
@@ -44,7 +45,7 @@ class Named:
     """What the runs name.
 
     `shards`: by (convention's key, shard id). `wanted`: shards of `samples/shards.json` that no
-    lane of that run has listed yet, by id: the run, and the samples' ids. `unfinished`: runs of
+    lane of that run has listed, by id: the run, and the samples' ids. `unfinished`: runs of
     which it cannot be told yet what they need, with the reason. `unreadable`: damaged manifests.
     """
 
@@ -105,9 +106,11 @@ def read_run(folder: Path, named: Named) -> None:
     except (KeyError, TypeError):
         named.unreadable[path] = "holds no list of shards"
         return
-    waiting = {i: s for i, s in shards.items() if i not in listed and not set(s) <= quarantined}
-    for identity, samples in waiting.items():
+    unlisted = {i: s for i, s in shards.items() if i not in listed}
+    for identity, samples in unlisted.items():
         named.wanted.setdefault(identity, []).append((folder.name, samples))
+    # Of the others nothing could be kept.
+    waiting = [i for i, s in unlisted.items() if not set(s) <= quarantined]
     if waiting:
         named.unfinished[str(folder)] = f"{len(waiting)} shards are not extracted yet"
     elif (folder / "responses").is_dir() and not (folder / "responses/manifest.json").is_file():
@@ -325,14 +328,16 @@ def find_garbage(store: Path, named: Named) -> list[Garbage]:
     extraction may copy samples out of shards that no manifest names any more.
     """
     found = []
-    if not named.unfinished and not named.unreadable:
+    all_known = not named.unfinished and not named.unreadable
+    if all_known:
         for path in shard_files(store):
             if not named.runs(path.parent.name, path.stem):
                 found.append(Garbage(path, _bytes(path), "no manifest names it"))
     doomed = {g.path for g in found}
     for path in sorted(store.glob("hidden_states/*/*.json")):
         shard = path.with_suffix(".safetensors")
-        if shard in doomed or not shard.exists():
+        named_so = not all_known or named.runs(path.parent.name, path.stem)
+        if shard in doomed or not (shard.exists() or (named_so and nothing_kept(shard))):
             found.append(Garbage(path, _bytes(path), "it lay beside a shard"))
     for pattern in (f"hidden_states/*/{QUARANTINE}/*", "answers/*/*.damaged"):
         for path in sorted(store.glob(pattern)):

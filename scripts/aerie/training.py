@@ -64,7 +64,8 @@ class ShardTransfer(HiddenStatesTransfer):
         self._open: dict[str, Shard] = {}
 
     def get_cached(self, file_idx: int) -> dict[str, torch.Tensor]:
-        """`hidden_states` bf16 [T, ids, hidden] and `token_ids` int64 [T].
+        """`hidden_states` bf16 [T, ids, hidden], `token_ids` int64 [T], and `loss_mask` bool [T],
+        where the last state is stored (None: everywhere).
 
         Raises `TrainingFailed` for a damaged shard, after it was moved aside.
         """
@@ -77,7 +78,11 @@ class ShardTransfer(HiddenStatesTransfer):
             sample = self._open[path].read(number)
         except BadStates as error:
             raise self.refuse(file_idx, str(error)) from error
-        return {"hidden_states": sample.states, "token_ids": sample.tokens}
+        return {
+            "hidden_states": sample.states,
+            "token_ids": sample.tokens,
+            "loss_mask": sample.loss_mask,
+        }
 
     def refuse(self, file_idx: int, reason: str) -> TrainingFailed:
         """Move the shard of this sample aside, so that it is made anew; the error to raise."""
@@ -154,6 +159,13 @@ class ShardDataset(BaseDataset):
                 row,
                 f"sample {self.ids[row]}: the states in {self.transfer.places[row][0]} belong to "
                 "other tokens",
+            )
+        stored = found["loss_mask"]
+        if stored is not None and not np.array_equal(stored, self.masks[row]):
+            raise self.transfer.refuse(
+                row,
+                f"sample {self.ids[row]}: the last states in {self.transfer.places[row][0]} are "
+                "those of another loss mask",
             )
         part = slice(piece.start, piece.stop)
         mask = torch.from_numpy(self.masks[row][part].copy())
@@ -242,8 +254,21 @@ def place_samples(
 
     The shards come in the order of their samples' ids, whatever lane made them and however they
     are stored. Raises `InputError` for a shard that is absent or has another size than its
-    manifest says.
+    manifest says, and when the manifests are not all that there are of these samples.
     """
+    if len({manifest["convention"]["key"] for manifest in manifests}) > 1:
+        raise InputError(
+            "the lanes' manifests are of several conventions (verifier, layers, format); delete "
+            "hidden_states/lane-*.json of the run and run `snakemake` again"
+        )
+    named = [i for m in manifests for entry in m["shards"] for i in entry["samples"]]
+    accounted = {*named, *(i for m in manifests for i in m.get("quarantined", ()))}
+    if wrong := accounted ^ rows.keys():
+        raise InputError(
+            f"{len(wrong)} samples are in samples.parquet or in the lanes' manifests but not in "
+            f"both ({', '.join(sorted(wrong)[:3])}); delete hidden_states/lane-*.json of the run "
+            "and run `snakemake` again"
+        )
     found: dict[str, tuple[list[Row], list[tuple[str, int]]]] = {
         "train": ([], []),
         "heldout": ([], []),

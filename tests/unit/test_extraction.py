@@ -50,6 +50,12 @@ def true_states(tokens: list[int]) -> torch.Tensor:
     return torch.randn(len(tokens), len(IDS), WIDTH, generator=generator).to(torch.bfloat16)
 
 
+def nearly(state: torch.Tensor) -> torch.Tensor:
+    """A last state that leads to the second best token, and to the best one next."""
+    best, other = HEAD[(state.float() @ HEAD.T).topk(2).indices]
+    return (10 * other / other.dot(other) + 9 * best / best.dot(best)).bfloat16()
+
+
 class FakeTeacher:
     """An output head without a norm; its token for a state is the best one."""
 
@@ -173,6 +179,7 @@ def test_a_lane_fills_its_shards_and_finds_them_the_next_time(lane):
 FAULTS = {
     "engine error": lambda s: "the engine refuses it",
     "zeros": torch.zeros_like,
+    "half of it zeros": lambda s: torch.cat([s[..., : WIDTH // 2], 0 * s[..., WIDTH // 2 :]], -1),
     "constant": lambda s: torch.full_like(s, 0.5),
     "nan": lambda s: s * float("nan"),
     "infinity": lambda s: s * float("inf"),
@@ -212,6 +219,65 @@ def test_a_sample_that_always_fails_is_left_out_with_its_reason(lane, fault):
     assert lane.engine.started == 0
 
 
+def refusing(*shards):
+    """A `spoil` that lets every sample of these shards fail."""
+    lost = {i for shard in shards for i in shard["samples"]}
+    return lambda n, key, states: "no" if key.removesuffix("-again") in lost else states
+
+
+def test_a_shard_of_which_nothing_could_be_kept_is_remembered(lane):
+    manifest = lane.run(refusing(lane.shards[1]), floor=0.8)
+    assert manifest["quarantined"] == dict.fromkeys(lane.shards[1]["samples"], "no")
+    assert manifest["samples"] == 48
+    assert not list(lane.store.folder.glob(".*.lease"))
+    again = lane.run(refusing(lane.shards[1]), floor=0.8)
+    assert lane.engine.started == 0
+    assert again["quarantined"] == manifest["quarantined"]
+    assert again["samples"] == 48
+    check_room(lane.store, 0, 0.0)
+    assert all(extraction.is_done(lane.store, s["id"]) for s in lane.shards)
+
+
+@pytest.mark.parametrize("lost", ["a sample", "a shard"])
+def test_what_was_left_out_is_tried_again_when_its_facts_are_deleted(lane, lost):
+    """The way that docs/runbook.md gives: for parts of shards and for whole ones the same."""
+
+    def one(n, key, states):
+        return "no" if key.startswith("s17") else states
+
+    lane.run(one if lost == "a sample" else refusing(lane.shards[1]), floor=0.8)
+    command = r"grep -L '\"left_out\": {}' *.json | xargs -r rm"
+    subprocess.run(command, shell=True, cwd=lane.store.folder, check=True)
+    manifest = lane.run()
+    assert manifest["quarantined"] == {}
+    assert manifest["samples"] == 60 == len(lane.read())
+    assert set(lane.engine.asked) == set(lane.shards[1]["samples"])
+    lane.run()
+    assert lane.engine.started == 0
+
+
+def test_a_lane_that_keeps_too_few_tries_whole_shards_again_when_what_failed_is_repaired(lane):
+    with pytest.raises(InputError, match="min_kept_share"):
+        lane.run(refusing(*lane.shards), floor=0.7)
+    assert lane.run()["samples"] == 60
+
+
+def test_what_is_known_to_be_too_little_starts_no_engine(lane):
+    lane.run(refusing(lane.shards[1]), floor=0.8)
+    lane.store.path(lane.shards[3]["id"]).unlink()
+    with pytest.raises(InputError, match=r"12 of 60 .*Samples that were left out"):
+        lane.run(floor=0.9)
+    assert lane.engine.started == 0
+
+
+def test_a_shard_that_goes_before_the_manifest_is_written_is_no_silent_loss(lane):
+    lane.run()
+    work = LaneWork(lane.store, lane.rows, lane.shards)
+    lane.store.path(lane.shards[2]["id"]).unlink()
+    with pytest.raises(InputError, match="no whole shard now"):
+        describe_lane(work, {}, 0.0)
+
+
 def test_a_sample_longer_than_the_engine_takes_is_left_out(tmp_path):
     samples = rows(20)
     samples[3].input_ids = list(range(1, 60)) * 2
@@ -240,6 +306,24 @@ def test_states_that_are_wrong_throughout_stop_the_lane_after_its_first_shard(la
     assert lane.read() == {}
     assert len(lane.engine.asked) <= 36
     assert not any(key.endswith("-again") for key in lane.engine.asked)
+
+
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_a_last_state_that_is_often_right_is_found_in_small_shards_too(tmp_path, size):
+    """As that of the layer before: in every other sample it leads to the second best token."""
+    lane = Lane(tmp_path, rows(60), size)
+
+    def near(n, key, states):
+        if int(key.removesuffix("-again")[1:]) % 2:
+            return states
+        changed = states.clone()
+        changed[-1, -1] = nearly(states[-1, -1])
+        return changed
+
+    with pytest.raises(BadStates, match="layer_ids"):
+        lane.run(near)
+    assert lane.read() == {}
+    assert lane.run()["samples"] == 60
 
 
 def test_another_model_stops_the_lane(lane):
@@ -285,11 +369,11 @@ def test_staging_stays_within_its_bound(lane):
 
     def watch(n, key, states):
         nonlocal most
-        total = 0
-        for path in lane.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # its writer has read it
-                total += path.stat().st_size - 400
-        most = max(most, total)
+        size = 0
+        for path in list(lane.folder.iterdir()):
+            with contextlib.suppress(FileNotFoundError):  # a writer reads and removes them
+                size += path.stat().st_size - 400
+        most = max(most, size)
         return states
 
     assert lane.run(watch, limit=lane.two_shards)["samples"] == 60
@@ -376,6 +460,21 @@ def test_a_shard_that_another_run_moved_aside_first_is_no_fault(lane):
     path = lane.store.path(lane.shards[1]["id"])
     assert lane.store.set_aside(path) == lane.store.folder / "damaged" / path.name
     assert lane.store.set_aside(path) is None
+
+
+@pytest.mark.parametrize("kinds", itertools.product(["file", "folder"], repeat=2), ids="-".join)
+def test_what_is_set_aside_twice_replaces_what_was_before(lane, kinds):
+    path = lane.store.path(lane.shards[1]["id"])
+    path.parent.mkdir(parents=True)
+    for kind in kinds:
+        if kind == "folder":
+            path.mkdir()
+            (path / "x").write_text("x")
+        else:
+            path.write_text("no shard")
+        lane.run()
+        path.unlink()
+    assert (lane.store.folder / "damaged" / path.name).is_dir() == (kinds[1] == "folder")
 
 
 def test_a_shard_that_cannot_be_read_now_is_left_where_it_is(lane, monkeypatch):
@@ -676,6 +775,31 @@ def test_a_lane_waits_for_what_another_makes_and_starts_no_engine_for_it(lane, m
     assert other.engine.started == 0
     assert done["shards"] == whole["shards"]
     assert f"process {os.getpid()} on " in capsys.readouterr().out
+
+
+def test_two_lanes_that_each_can_keep_nothing_of_a_shard_do_not_wait_for_each_other(
+    lane, monkeypatch
+):
+    """Each holds its lease until its own work is done, and the other waits for it then."""
+    other = waiting_lane(lane, monkeypatch)
+    refuse = refusing(*lane.shards[::2])
+
+    def slow_refuse(n, key, states):
+        time.sleep(0.01)
+        return refuse(n, key, states)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(x.run, slow_refuse, floor=0.1) for x in (lane, other)]
+        one, two = (x.result(timeout=60) for x in running)
+    assert (
+        one["quarantined"]
+        == two["quarantined"]
+        == dict.fromkeys((i for s in lane.shards[::2] for i in s["samples"]), "no")
+    )
+    asked = [key for key in lane.engine.asked + other.engine.asked if not key.endswith("-again")]
+    assert sorted(asked) == sorted(lane.rows)
+    assert one["samples"] == two["samples"] == 24
+    assert one["extracted_samples"] + one["adopted_samples"] == 24
 
 
 def test_shards_of_a_lane_that_vanished_are_taken_over(lane, monkeypatch):

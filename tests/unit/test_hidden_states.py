@@ -124,7 +124,7 @@ def spoil(kind: str, s: Sample) -> Sample:
     elif kind == "one position zero":
         states[3, 1] = 0
     elif kind == "half zero":
-        states[3, 1, :9] = 0
+        states[3, 1, :8] = 0
     elif kind == "one position twice":
         states[6, 2] = states[2, 2]
     elif kind == "one layer twice":
@@ -407,6 +407,26 @@ def test_a_long_sample_that_is_shifted_in_part_does_not_pass_the_teacher(tiny_ve
     shifted = torch.cat([states[:150].roll(1, 0), states[150:]])
     with pytest.raises(BadStates, match="does not lead to"):
         teacher.check(shifted, chosen, greedy=True)
+
+
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("kind", ["zeros", "huge", "nan", "infinity"])
+def test_states_that_prefer_no_token_do_not_pass_the_teacher(tiny_verifier, kind):
+    """All logits are alike then, so no token would come before the chosen one."""
+    teacher = hs.Teacher(tiny_verifier)
+    last, chosen = last_states(tiny_verifier, torch.arange(3, 23)[None])
+    factor = {"zeros": 0.0, "huge": 1e30, "nan": float("nan"), "infinity": float("inf")}[kind]
+    with pytest.raises(BadStates, match="does not lead"):
+        teacher.check(last[0][:, None] * factor, chosen[0].tolist(), greedy=True)
+
+
+def test_a_sample_of_which_no_row_is_stored_is_kept(tmp_path):
+    for form in hs.FORMATS:
+        store = Store(tmp_path, Convention("f" * 32, (6,), 16, form, "supervised"))
+        states = torch.randn(5, 1, 16).bfloat16()
+        path = store.write("0" * 32, [Sample("a", torch.arange(5), states, [False] * 5)])
+        with Shard(path) as shard:
+            assert not shard.read(0).states.any()
 
 
 @pytest.mark.usefixtures("arithmetic")

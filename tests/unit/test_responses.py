@@ -3,11 +3,13 @@
 import concurrent.futures
 import time
 
+import numpy as np
 import pytest
 
 from aerie import responses
 from aerie.chat import ChatTemplate
 from aerie.engine import Answer
+from aerie.files import InputError
 from aerie.leases import lease_path
 from aerie.responses import AnswerStore, Sampling, converse, describe, generate
 
@@ -53,6 +55,39 @@ def answer_all(engine, template, store, rows, known=None):
     known = {} if known is None else known
     generate(engine, {"train": rows}, template, SAMPLING, store, known, None, lambda *_: None)
     return known
+
+
+def test_a_flipped_bit_in_a_file_of_answers_is_never_read_as_another_answer(tmp_path):
+    store = AnswerStore(tmp_path, "k")
+    generator = np.random.default_rng(0)
+    rows = [
+        {"id": f"{n:032x}", "samples": [{"ids": generator.integers(0, 50_000, 60).tolist()}]}
+        for n in range(8)
+    ]
+    for row in rows:
+        store.add(row)
+    store.flush()
+    (path,) = store.folder.iterdir()
+    data, whole = path.read_bytes(), {row["id"]: row for row in rows}
+    for place in range(0, len(data), 3):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
+        found = AnswerStore(tmp_path, "k").load()
+        # Nothing of a damaged file is believed, also not what stands before the damage.
+        assert found in ({}, whole), place
+        path.unlink(missing_ok=True)
+
+
+def test_a_damaged_file_that_another_run_moved_aside_first_is_no_fault(tmp_path, monkeypatch):
+    store = AnswerStore(tmp_path, "k")
+    store.add({"id": "0", "dropped": "x"})
+    store.flush()
+
+    def read(path):
+        path.unlink()
+        raise InputError("damaged")
+
+    monkeypatch.setattr(responses, "read_json_lines", read)
+    assert AnswerStore(tmp_path, "k").load() == {}
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path, template):

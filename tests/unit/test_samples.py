@@ -1,6 +1,7 @@
 import shutil
 import sys
 
+import numpy as np
 import pytest
 
 import tokenize_samples
@@ -9,6 +10,7 @@ from aerie.files import InputError, read_json, write_json, write_json_lines
 from aerie.samples import (
     Counts,
     Dropped,
+    Row,
     describe_shard,
     read_samples,
     rows_of_answer,
@@ -105,6 +107,23 @@ def test_rows_survive_the_file(tmp_path):
     assert read_samples(tmp_path / "x.parquet") == {"r": rows[0]}
 
 
+def test_a_flipped_bit_in_the_file_is_never_read_as_another_sample(tmp_path):
+    path = tmp_path / "samples.parquet"
+    generator = np.random.default_rng(0)
+    ids = generator.integers(0, 50_000, 200).tolist()
+    mask = (generator.random(200) < 0.5).tolist()
+    row = Row("r", "r", "s", "train", ids, mask, 1, 2)
+    write_samples(path, [row])
+    data = path.read_bytes()
+    for place in range(0, len(data), 7):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
+        try:
+            found = read_samples(path)
+        except InputError:
+            continue
+        assert found == {"r": row}, place
+
+
 def test_a_shard_s_name_follows_its_tokens_and_their_order():
     rows = rows_of_answer(RECORD, "train", answer([10, 20, 21, 22, 2], (1, 5)), LIMITS)
     other = rows_of_answer(RECORD, "train", answer([11, 20, 21, 22, 2], (1, 5)), LIMITS)
@@ -195,6 +214,22 @@ def test_a_record_that_the_template_refuses_is_counted(tokenize):
     assert report["examples"][reason] == [f"{2:032x}"]
     with pytest.raises(InputError, match="of 3 records only 2 became samples"):
         tokenize([turns("q", "a"), turns("r", "b"), REFUSED], **{"min-kept-share": 0.9})
+
+
+def test_groups_with_the_same_tokens_are_one_shard_and_the_others_are_counted(tokenize, tmp_path):
+    """Such as records of one first turn with `generation.first_turn_only`."""
+    same = turns("q", "a")
+    options = {"samples-per-shard": 1, "min-kept-share": 0.1}
+    report = tokenize([same, turns("r", "b"), same, same], **options)
+    (reason,) = report["dropped"]
+    assert "the same tokens" in reason
+    assert (report["records_in"], report["records_kept"]) == (4, 2)
+    assert report["dropped"][reason] == 2
+    shards = read_json(tmp_path / "shards.json")["shards"]
+    assert len({s["id"] for s in shards}) == len(shards) == 2
+    assert set(read_samples(tmp_path / "samples.parquet")) == {
+        i for s in shards for i in s["samples"]
+    }
 
 
 def test_no_sample_at_all_is_an_error_whatever_the_floor(tokenize):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import store as program
 from aerie import cli, exchange
-from aerie.extraction import LaneWork, describe_lane, facts_path, put_shard
+from aerie.extraction import LaneWork, describe_lane, facts_path, put_shard, write_nothing_kept
 from aerie.files import write_json
 from aerie.hidden_states import Convention, Sample, Shard, Store, sample_key
 from aerie.leases import Leases
@@ -239,6 +239,33 @@ def test_a_shard_made_anew_with_other_bytes_is_kept_and_its_manifest_goes(place)
     assert "size or checksum" in text
     assert place.path(1).is_file()
     assert not place.lane(1).exists()
+
+
+def test_a_shard_of_which_nothing_was_kept_is_remembered_as_long_as_a_run_wants_it(place):
+    path, rows = place.path(1), [row for row, _ in place.groups[1]]
+    path.unlink()
+    write_nothing_kept(path, {sample_key(row.input_ids): "too long" for row in rows})
+    work = LaneWork(place.store, place.rows, place.shards[1::2])
+    assert work.missing == []
+    write_json(place.lane(1), describe_lane(work, {}, 0.0))
+    for command in ("verify", "list", "gc"):
+        status, text = place.call(command)
+        assert status == 0, text
+        assert path.stem not in text
+    assert "0 files" in text
+    facts = facts_path(path)
+    # Also while it cannot be told what is wanted.
+    place.lane(0).rename(place.lane(0).with_suffix(".away"))
+    place.call("gc", "--delete")
+    assert facts.is_file()
+    place.lane(0).with_suffix(".away").rename(place.lane(0))
+    place.call("gc", "--delete")
+    assert facts.is_file()
+    export(place, "speculators")
+    assert "5 samples" in place.text
+    shutil.rmtree(place.folder / "results/demo")
+    place.call("gc", "--delete")
+    assert not facts.is_file()
 
 
 def test_a_shard_without_a_quarantined_sample_is_right(place):

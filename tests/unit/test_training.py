@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aerie.config import Drafter
+from aerie.files import InputError
 from aerie.hidden_states import Convention, Sample, Store
 from aerie.samples import Row
 from aerie.training import (
@@ -61,6 +62,39 @@ def test_states_of_other_tokens_stop_the_training(shard):
     with pytest.raises(TrainingFailed, match=r"belong to other tokens.*moved.*snakemake"):
         dataset[0]
     assert not Path(shard).exists()  # so the next run makes it anew
+
+
+def test_last_states_of_another_loss_mask_stop_the_training(tmp_path):
+    """They are zeros where this mask takes a loss, and would be learned from as such."""
+    tokens, mask = torch.arange(5, 10), [False, False, True, True, True]
+    convention = Convention("f" * 32, (1, 2, 6), 8, last_state="supervised")
+    store = Store(tmp_path, convention)
+    states = torch.randn(5, 3, 8).bfloat16()
+    path = str(store.write("0" * 32, [Sample("r", tokens, states, mask)]))
+    transfer = ShardTransfer([(path, 0)])
+    ShardDataset([row(mask=mask)], transfer, 16, torch.float32)[0]
+    wrong = ShardDataset([row(mask=[False, True, *mask[2:]])], transfer, 16, torch.float32)
+    with pytest.raises(TrainingFailed, match=r"another loss mask.*snakemake"):
+        wrong[0]
+
+
+@pytest.mark.parametrize("what", ["a lane too few", "another corpus", "another convention"])
+def test_manifests_that_are_not_those_of_the_samples_train_nothing(tmp_path, shard, what):
+    path = Path(shard)
+    entry = {"file": path.name, "bytes": path.stat().st_size, "samples": ["r"]}
+    manifest = {"convention": {"key": path.parent.name}, "shards": [entry], "quarantined": {}}
+    rows, other = {"r": row()}, {**manifest, "shards": [], "quarantined": {"q": "no"}}
+    if what == "a lane too few":
+        rows["q"] = row()
+        assert place_samples(rows, [manifest, other], tmp_path)["train"][1] == [(shard, 0)]
+        manifests = [manifest]
+    elif what == "another corpus":
+        manifests = [manifest, other]
+    else:
+        rows["q"] = row()
+        manifests = [manifest, {**other, "convention": {"key": "x"}}]
+    with pytest.raises(InputError, match=r"lane-\*\.json"):
+        place_samples(rows, manifests, tmp_path)
 
 
 def test_a_damaged_shard_is_named_and_moved_aside(shard):
