@@ -35,6 +35,7 @@ import psutil
 from aerie import notify
 from aerie.config import Watch
 from aerie.files import LASTING, InputError, digest, read_json
+from aerie.signals import next_signal
 from aerie.stalls import Gpus, LossWatch, Pace, cpu_seconds, diagnose, look_at, stacks
 from aerie.text import shorten
 from aerie.triage import Catalogue, Triage
@@ -126,9 +127,9 @@ def supervise(job: Job, watch: Watch) -> int:
             sys.stderr.flush()
             os._exit(status)
     while True:
-        received = signal.sigtimedwait(SIGNALS, TICK_SECONDS)
-        if received is not None and received.si_signo != signal.SIGCHLD:
-            os.kill(supervisor, received.si_signo)
+        received = next_signal(SIGNALS, TICK_SECONDS)
+        if received not in (None, signal.SIGCHLD):
+            os.kill(supervisor, received)
         if snakemake is not None and has_ended(snakemake):
             snakemake = None
             os.kill(supervisor, GONE)
@@ -227,8 +228,7 @@ def end_processes(grace: float, ended: dict[int, int] | None = None) -> list[int
                 process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
                 # One that is stopped takes a signal only when it goes on.
                 process.send_signal(signal.SIGCONT)
-        received = signal.sigtimedwait(SIGNALS, 0.1)
-        if received is not None and received.si_signo not in (signal.SIGCHLD, GONE):
+        if next_signal(SIGNALS, 0.1) not in (None, signal.SIGCHLD, GONE):
             deadline = min(deadline, time.monotonic())
         ended.update(reap())
         if time.monotonic() > deadline + 10:
@@ -425,8 +425,9 @@ class Supervisor:
     def _follow(self) -> None:
         """Return when the job has ended; raise `Stop` when it is to be stopped."""
         tick = time.monotonic()
+        self._processes = descendants()  # their time so far is known when the first progress comes
         while True:
-            received = signal.sigtimedwait(SIGNALS, TICK_SECONDS)
+            received = next_signal(SIGNALS, TICK_SECONDS)
             now = time.monotonic()
             if now - tick > 10 * TICK_SECONDS:
                 self.pace.skip(now - tick)  # it was us who did not run
@@ -435,11 +436,11 @@ class Supervisor:
             if self.pid in self.ended:
                 self._read_progress(now)
                 return
-            if received is not None and received.si_signo != signal.SIGCHLD:
-                if received.si_signo == GONE:
+            if received not in (None, signal.SIGCHLD):
+                if received == GONE:
                     raise Stop("stopped", "who started it is gone, or ends", 128 + signal.SIGTERM)
-                name = signal.Signals(received.si_signo).name
-                raise Stop("stopped", f"{name} received", 128 + received.si_signo)
+                name = signal.Signals(received).name
+                raise Stop("stopped", f"{name} received", 128 + received)
             self._read_progress(now)
             if now - self._looked >= STATUS_SECONDS:
                 self._look_and_tell(now)
