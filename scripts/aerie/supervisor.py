@@ -406,8 +406,7 @@ class Supervisor:
         process.returncode = self.ended.get(self.pid, 0)
         if left and state in ("done", "failed"):
             self.pump.say(f"ended processes that the job left behind: {left}")
-        self.pump.join(2)
-        self._read_log()
+        self._hear_out()
         if self.pump.full and state == "failed":
             self.pump.say("last lines of the job:\n" + "\n".join(self.pump.last))
         seconds = time.time() - self.started
@@ -521,6 +520,11 @@ class Supervisor:
             self.compiling = True
         if self.judge is not None and lines:
             self.judge.feed("\n".join(lines) + "\n")
+
+    def _hear_out(self) -> None:
+        """Take in the job's last words; only processes that it left could hold its output open."""
+        self.pump.join(2 if descendants() else 20)
+        self._read_log()
 
     def phase(self) -> str:
         """What the job is at, as it says itself; `loading` until it says anything."""
@@ -647,8 +651,7 @@ class Supervisor:
         code = self.ended[self.pid]
         if code == 0:
             return "done", "", 0
-        self.pump.join(2)
-        self._read_log()
+        self._hear_out()
         if code >= 0:
             return "failed", f"exit status {code}{self._reading()}", code
         why = f"killed by {signal.Signals(-code).name}"

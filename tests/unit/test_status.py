@@ -102,7 +102,7 @@ class MadeUp:
             [sys.executable, str(SCRIPTS / "show_status.py"), str(self.folder), *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -542,7 +542,7 @@ def test_watching_leaves_the_terminal_as_it_was(run, tmp_path, how):
         except OSError:
             break
         seen += data
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     entered, left = seen.rindex(b"\x1b[?1049h"), seen.rindex(b"\x1b[?1049l")
     assert entered < left
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")  # the cursor is shown again
