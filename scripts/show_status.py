@@ -17,6 +17,7 @@ from rich.live import Live
 from aerie import cli
 from aerie.config import load_config, read_config
 from aerie.files import InputError, write_bytes
+from aerie.signals import next_signal
 from aerie.status import RunStatus, gather
 from aerie.status_page import as_html, as_prometheus, draw
 
@@ -91,7 +92,7 @@ def watch(args: Any, folder: Path, config: dict[str, Any] | None) -> None:
     if console.is_terminal and not args.json:
         live = Live(draw(status, short=True), console=console, screen=True, auto_refresh=False)
     with live or contextlib.nullcontext():
-        while signal.sigtimedwait(ends, WATCH_SECONDS) is None:
+        while next_signal(ends, WATCH_SECONDS) is None:
             status = gather(folder, config)
             # A full disk passes; the page's own time tells how old it is.
             with contextlib.suppress(OSError):

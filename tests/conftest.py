@@ -5,9 +5,11 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -54,6 +56,33 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # The check at the start of a run would cost each test its imports.
 os.environ.setdefault("AERIE_UNCHECKED", "1")
+# A shell that starts the tests in the background has SIGINT ignored, and jobs would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    """Wait for what comes in a moment, and on a busy machine some time later; `what`: said when it
+    does not."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+class Clock:
+    """Stands for the module `time` where a test says how much of it passes."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def make_tokenizer(folder: Path) -> int:
@@ -148,6 +177,13 @@ def marked_processes(mark: str) -> list[psutil.Process]:
             ):
                 found.append(process)
     return found
+
+
+def end_marked(mark: str) -> None:
+    """Kill what is left with this mark; some of it may be ending by itself."""
+    for process in marked_processes(mark):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 class Project:

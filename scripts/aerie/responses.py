@@ -354,9 +354,10 @@ class Capture:
 
     def _remove(self, group: int) -> None:
         for record in self.groups[group][1]:
-            self.staged.pop(record["id"], None)
             if path := self.states.pop(record["id"], None):
                 path.unlink(missing_ok=True)
+            # Only now is there room: the other thread takes it at once.
+            self.staged.pop(record["id"], None)
 
     def _write(self, group: int) -> None:
         split, records = self.groups[group]

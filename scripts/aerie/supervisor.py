@@ -35,6 +35,7 @@ import psutil
 from aerie import notify
 from aerie.config import Watch
 from aerie.files import LASTING, InputError, digest, read_json
+from aerie.signals import next_signal
 from aerie.stalls import Gpus, LossWatch, Pace, cpu_seconds, diagnose, look_at, stacks
 from aerie.text import shorten
 from aerie.triage import Catalogue, Triage
@@ -126,9 +127,9 @@ def supervise(job: Job, watch: Watch) -> int:
             sys.stderr.flush()
             os._exit(status)
     while True:
-        received = signal.sigtimedwait(SIGNALS, TICK_SECONDS)
-        if received is not None and received.si_signo != signal.SIGCHLD:
-            os.kill(supervisor, received.si_signo)
+        received = next_signal(SIGNALS, TICK_SECONDS)
+        if received not in (None, signal.SIGCHLD):
+            os.kill(supervisor, received)
         if snakemake is not None and has_ended(snakemake):
             snakemake = None
             os.kill(supervisor, GONE)
@@ -227,8 +228,7 @@ def end_processes(grace: float, ended: dict[int, int] | None = None) -> list[int
                 process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
                 # One that is stopped takes a signal only when it goes on.
                 process.send_signal(signal.SIGCONT)
-        received = signal.sigtimedwait(SIGNALS, 0.1)
-        if received is not None and received.si_signo not in (signal.SIGCHLD, GONE):
+        if next_signal(SIGNALS, 0.1) not in (None, signal.SIGCHLD, GONE):
             deadline = min(deadline, time.monotonic())
         ended.update(reap())
         if time.monotonic() > deadline + 10:
@@ -406,8 +406,7 @@ class Supervisor:
         process.returncode = self.ended.get(self.pid, 0)
         if left and state in ("done", "failed"):
             self.pump.say(f"ended processes that the job left behind: {left}")
-        self.pump.join(2)
-        self._read_log()
+        self._hear_out()
         if self.pump.full and state == "failed":
             self.pump.say("last lines of the job:\n" + "\n".join(self.pump.last))
         seconds = time.time() - self.started
@@ -425,8 +424,9 @@ class Supervisor:
     def _follow(self) -> None:
         """Return when the job has ended; raise `Stop` when it is to be stopped."""
         tick = time.monotonic()
+        self._processes = descendants()  # their time so far is known when the first progress comes
         while True:
-            received = signal.sigtimedwait(SIGNALS, TICK_SECONDS)
+            received = next_signal(SIGNALS, TICK_SECONDS)
             now = time.monotonic()
             if now - tick > 10 * TICK_SECONDS:
                 self.pace.skip(now - tick)  # it was us who did not run
@@ -435,11 +435,11 @@ class Supervisor:
             if self.pid in self.ended:
                 self._read_progress(now)
                 return
-            if received is not None and received.si_signo != signal.SIGCHLD:
-                if received.si_signo == GONE:
+            if received not in (None, signal.SIGCHLD):
+                if received == GONE:
                     raise Stop("stopped", "who started it is gone, or ends", 128 + signal.SIGTERM)
-                name = signal.Signals(received.si_signo).name
-                raise Stop("stopped", f"{name} received", 128 + received.si_signo)
+                name = signal.Signals(received).name
+                raise Stop("stopped", f"{name} received", 128 + received)
             self._read_progress(now)
             if now - self._looked >= STATUS_SECONDS:
                 self._look_and_tell(now)
@@ -520,6 +520,11 @@ class Supervisor:
             self.compiling = True
         if self.judge is not None and lines:
             self.judge.feed("\n".join(lines) + "\n")
+
+    def _hear_out(self) -> None:
+        """Take in the job's last words; only processes that it left could hold its output open."""
+        self.pump.join(2 if descendants() else 20)
+        self._read_log()
 
     def phase(self) -> str:
         """What the job is at, as it says itself; `loading` until it says anything."""
@@ -646,8 +651,7 @@ class Supervisor:
         code = self.ended[self.pid]
         if code == 0:
             return "done", "", 0
-        self.pump.join(2)
-        self._read_log()
+        self._hear_out()
         if code >= 0:
             return "failed", f"exit status {code}{self._reading()}", code
         why = f"killed by {signal.Signals(-code).name}"

@@ -31,9 +31,11 @@ def serve(model: Path, log: Path, core: int):
 
     It computes on one core, or two servers would wait for each other's threads.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # Bound for as long as the server may want it: it comes late, and shares the port with us only.
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     options = {
         "model": model,
@@ -62,6 +64,7 @@ def serve(model: Path, log: Path, core: int):
         yield f"http://127.0.0.1:{port}/v1", process
     finally:
         kill(process)
+        held.close()
 
 
 def kill(process: subprocess.Popen) -> None:

@@ -239,9 +239,9 @@ def test_ctrl_c_cancels_the_jobs_and_ends_their_processes(slurm, tmp_path):
             "the job does not start",
         )
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) != 0
-        wait_until(lambda: not jobs(slurm, project), 30, "the job was not cancelled")
-        wait_until(lambda: not marked_processes(mark), 30, "processes are left")
+        assert process.wait(timeout=120) != 0
+        wait_until(lambda: not jobs(slurm, project), 120, "the job was not cancelled")
+        wait_until(lambda: not marked_processes(mark), 120, "processes are left")
     finally:
         process.kill()
         process.wait()

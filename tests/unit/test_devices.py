@@ -3,10 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
-from conftest import SCRIPTS
+from conftest import SCRIPTS, wait_until
 
 from aerie import devices
 from aerie.devices import take_devices, visible_devices
@@ -102,7 +101,9 @@ def test_what_a_scheduler_gave_is_taken_as_it_is(machine):
 
 def supervised(folder, name, gpus, visible):
     log = folder / f"{name}.log"
-    code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(60)"
+    code = (
+        "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(1000)"
+    )
     command = [sys.executable, str(SCRIPTS / "supervise.py"), "--stage", "s", "--log", str(log)]
     process = subprocess.Popen(
         [*command, "--gpus", str(gpus), "--", sys.executable, "-c", code],
@@ -114,12 +115,8 @@ def supervised(folder, name, gpus, visible):
 
 
 def seen(log):
-    end = time.time() + 60
-    while time.time() < end:
-        if log.is_file() and "GPU-" in log.read_text():
-            return log.read_text().split()[-1]
-        time.sleep(0.05)
-    raise AssertionError(f"{log.name} saw no GPU")
+    wait_until(lambda: log.is_file() and "GPU-" in log.read_text(), f"{log.name} saw no GPU")
+    return log.read_text().split()[-1]
 
 
 def test_supervised_jobs_have_distinct_devices_and_a_kill_frees_them(tmp_path):
@@ -134,12 +131,12 @@ def test_supervised_jobs_have_distinct_devices_and_a_kill_frees_them(tmp_path):
         jobs[1][0].kill()
         assert seen(jobs[2][1]) == names[1]
         process, log = supervised(tmp_path, "d", 3, ",".join(names))
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=120) == 1
         assert "asks for 3 GPU(s) and sees 2" in process.stderr.read()
         assert "asks for 3 GPU(s) and sees 2" in log.read_text()  # where people look
     finally:
         for process, _ in jobs:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
         for name in names:
             (devices.Path(f"/tmp/aerie-gpus-{os.getuid()}") / f"{name}.lock").unlink()

@@ -2,11 +2,12 @@
 
 import http.server
 import json
+import socket
 import threading
 import time
 
 import pytest
-from conftest import make_tokenizer
+from conftest import make_tokenizer, wait_until
 
 from aerie.chat import ChatTemplate
 from aerie.config import load_config
@@ -15,7 +16,7 @@ from aerie.engine import Request
 from aerie.files import InputError
 from aerie.responses import AnswerStore, Sampling, converse, describe, generate
 
-HASTE = Patience(first=0.01, most=0.04, tries=4, connect=5.0, answer=20.0)
+HASTE = Patience(first=0.01, most=0.04, tries=4, connect=60.0, answer=120.0)
 GREEDY = Sampling(0.0, 1.0, max_tokens=24, max_length=200, seed=0, model="tiny")
 
 
@@ -67,10 +68,12 @@ class FakeServer:
                     outer.flying += 1
                     outer.most = max(outer.most, outer.flying)
                 try:
-                    return self.reply(*outer.complete(body))
+                    answer = outer.complete(body)
                 finally:
+                    # Before the answer is sent: the next request may come at once.
                     with outer.lock:
                         outer.flying -= 1
+                return self.reply(*answer)
 
             def reply(self, status, payload):
                 if status == 0:
@@ -116,11 +119,13 @@ class FakeServer:
         self.http.server_close()
 
 
+DEAD = socket.socket()
+DEAD.bind(("127.0.0.1", 0))
+
+
 def dead_url():
-    """An address at which nothing listens."""
-    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    server.server_close()
-    return f"http://127.0.0.1:{server.server_port}/v1"
+    """An address at which nothing listens, now and later: its port is taken."""
+    return f"http://127.0.0.1:{DEAD.getsockname()[1]}/v1"
 
 
 def open_endpoints(template, *urls, concurrency=4, max_model_len=200):
@@ -352,14 +357,21 @@ def test_a_dead_endpoint_beside_a_live_one(template, capsys):
 
 
 def test_live_endpoints_share_the_work(template):
-    def slow(payload, body):
-        time.sleep(0.02)
+    def until_the_other_has_as_many(mine, another):
+        def wait(payload, body):
+            number = 1 + next(i for i, b in enumerate(servers[mine].bodies) if b is body)
+            wait_until(
+                lambda: len(servers[another].bodies) >= min(number, 4), "one has all the work", 100
+            )
+
+        return wait
 
     with (
-        FakeServer(template, change=slow) as one,
-        FakeServer(template, change=slow) as other,
+        FakeServer(template, change=until_the_other_has_as_many(0, 1)) as one,
+        FakeServer(template, change=until_the_other_has_as_many(1, 0)) as other,
         open_endpoints(template, one.url, other.url, concurrency=2) as endpoints,
     ):
+        servers = one, other
         assert len(run(endpoints, asked(template, 16))) == 16
     assert min(len(one.bodies), len(other.bodies)) >= 4
     assert max(one.most, other.most) <= 2

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -675,11 +676,16 @@ def test_a_full_disk_is_a_clean_stop_and_the_next_run_goes_on(tmp_path, lane):
     assert len(other.engine.asked) == 60 - kept
 
 
-def test_staging_of_a_killed_process_is_removed_by_the_next(tmp_path):
+def test_staging_of_a_killed_process_is_removed_by_the_next(tmp_path, monkeypatch):
+    # Not where other processes of this machine stage, and remove what is abandoned.
+    monkeypatch.setattr(staging, "MEMORY", tmp_path)
+    monkeypatch.setattr(staging.tempfile, "tempdir", str(tmp_path))
     code = (
         "import os, signal, sys\n"
-        "from aerie.staging import Staging\n"
-        "s = Staging()\n"
+        "from aerie import staging\n"
+        f"staging.MEMORY = staging.Path({str(tmp_path)!r})\n"
+        f"staging.tempfile.tempdir = {str(tmp_path)!r}\n"
+        "s = staging.Staging()\n"
         "(s.folder / 'x').write_bytes(b'1' * 1000)\n"
         "print(s.folder, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == 'die' else sys.stdin.read()\n"
@@ -735,15 +741,25 @@ def waiting_lane(lane, monkeypatch, name="other"):
     return Lane(lane.folder.parent, list(lane.rows.values()), folder=name)
 
 
-def slowly(n, key, states):
-    time.sleep(0.02)
-    return states
+def at_once(both):
+    """Gives an engine's first states when the other lane has an engine, too, and all slowly."""
+    begun = []
+
+    def slowly(n, key, states):
+        if not begun:
+            begun.append(key)
+            both.wait(timeout=120)
+        time.sleep(0.02)
+        return states
+
+    return slowly
 
 
 def test_two_lanes_of_one_store_share_the_work_and_make_nothing_twice(lane, monkeypatch):
-    other = waiting_lane(lane, monkeypatch)
+    other, both = waiting_lane(lane, monkeypatch), threading.Barrier(2)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        one, two = (x.result() for x in [pool.submit(x.run, slowly) for x in (lane, other)])
+        runs = [pool.submit(x.run, at_once(both)) for x in (lane, other)]
+        one, two = (x.result() for x in runs)
     assert sorted(lane.engine.asked + other.engine.asked) == sorted(lane.rows)
     assert one["shards"] == two["shards"]
     assert one["samples"] == len(lane.rows)

@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-from conftest import SCRIPTS
+from conftest import SCRIPTS, Clock, wait_until
 
 from aerie import leases
 from aerie.leases import Leases, lease_path
@@ -18,6 +17,13 @@ from aerie.leases import Leases, lease_path
 @pytest.fixture
 def thing(tmp_path):
     return tmp_path / "store" / "shard"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(leases, "time", made)
+    return made
 
 
 def test_one_of_two_has_it_until_it_is_released(thing):
@@ -75,28 +81,28 @@ def elsewhere(thing, **changes):
     lease_path(thing).write_text(json.dumps(who))
 
 
-def test_a_lease_of_another_machine_counts_as_long_as_it_is_renewed(thing, monkeypatch):
-    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.3)
+def test_a_lease_of_another_machine_counts_as_long_as_it_is_renewed(thing, clock):
     elsewhere(thing)
     with Leases() as mine:
         for _ in range(8):
             assert not mine.take(thing)
             assert mine.holder(thing) == "process 1 on node7"
-            time.sleep(0.1)
+            clock.sleep(leases.EXPIRY_SECONDS / 3)
             # Its clock is an hour slow.
-            os.utime(lease_path(thing), (time.time() - 3600,) * 2)
+            os.utime(lease_path(thing), (clock.time() - 3600,) * 2)
         assert not mine.take(thing)
-        time.sleep(0.4)
+        clock.sleep(leases.EXPIRY_SECONDS)
+        assert not mine.take(thing)
+        clock.sleep(1)
         assert mine.take(thing)
 
 
-def test_a_lease_cut_short_by_a_crash_expires(thing, monkeypatch):
-    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.2)
+def test_a_lease_cut_short_by_a_crash_expires(thing, clock):
     thing.parent.mkdir()
     lease_path(thing).write_text("")
     with Leases() as mine:
         assert not mine.take(thing)
-        time.sleep(0.3)
+        clock.sleep(leases.EXPIRY_SECONDS + 1)
         assert mine.take(thing)
 
 
@@ -105,12 +111,10 @@ def test_held_leases_are_renewed_and_one_that_was_taken_over_is_noticed(thing, m
     with Leases() as mine:
         assert mine.take(thing)
         first = lease_path(thing).stat().st_mtime_ns
-        time.sleep(0.3)
-        assert lease_path(thing).stat().st_mtime_ns > first
+        wait_until(lambda: lease_path(thing).stat().st_mtime_ns > first, "it is not renewed")
         assert not mine.lost(thing)
         elsewhere(thing)
-        time.sleep(0.3)
-        assert mine.lost(thing)
+        wait_until(lambda: mine.lost(thing), "the loss is not noticed")
     assert "theirs" in lease_path(thing).read_text()  # not ours to remove
 
 

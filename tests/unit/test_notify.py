@@ -11,7 +11,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import SCRIPTS, marked_processes
+from conftest import SCRIPTS, marked_processes, wait_until
 
 from aerie import notify
 from aerie.config import load_config
@@ -92,20 +92,17 @@ def test_only_the_events_that_are_asked_for(tmp_path, monkeypatch):
 
 
 def test_what_hangs_is_left_in_time_and_ended(server, monkeypatch):
-    monkeypatch.setattr(notify, "TIMEOUT", 3.0)
+    monkeypatch.setattr(notify, "TIMEOUT", 6.0)
     monkeypatch.setenv("HOOK", server.address)
     mark = f"notify-{os.getpid()}"
     monkeypatch.setenv("MARK", mark)
     server.answer = None
     start = time.monotonic()
     wrong = notify.send(told(webhook_env="HOOK", command="sleep 1000 & sleep 1000"), EVENT)
-    assert time.monotonic() - start < 5  # both at the same time
+    assert time.monotonic() - start < 10  # both at the same time, and each ended after 5 s
     assert len(wrong) == 2
     assert "notify.command: no end within" in wrong[0]
-    end = time.monotonic() + 10  # what is killed takes its time on a busy machine
-    while left := marked_processes(mark):
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    wait_until(lambda: not marked_processes(mark), "processes are left")
 
 
 ADDRESSES = [
@@ -161,7 +158,7 @@ def supervise(folder, code, **variables):
         env={**os.environ, "AERIE_RUN": "demo", **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     return done.returncode, done.stderr + (folder / "base.log").read_text()

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,7 +96,7 @@ def test_a_table_of_versions_that_is_not_valid_is_told(tmp_path):
 # Imports
 
 
-def imported(tmp_path, monkeypatch, text, seconds=60.0):
+def imported(tmp_path, monkeypatch, text, seconds=300.0):
     (tmp_path / "some_module.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     catalogue = Catalogue.load(ROOT / "config" / "log_patterns.yaml")
@@ -122,7 +122,7 @@ def test_imports_are_judged_by_the_catalogue(tmp_path, monkeypatch):
 
 
 def test_imports_that_take_too_long_are_left(tmp_path, monkeypatch):
-    found = imported(tmp_path, monkeypatch, "import time\ntime.sleep(60)", 0.5)
+    found = imported(tmp_path, monkeypatch, "import time\ntime.sleep(1000)", 0.5)
     assert [f.severity for f in found] == ["note"]
 
 
@@ -211,24 +211,26 @@ def test_a_disk_that_is_nearly_full_is_told(tmp_path, gib, severity):
 
 
 def test_an_endpoint_that_does_not_listen_is_told():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert worst(check_endpoints([f"http://127.0.0.1:{port}/v1"])) == "ok"
-    found = check_endpoints([f"http://127.0.0.1:{port}/v1"])
-    assert worst(found) == "error"
-    assert "refused" in found[0].found
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        found = check_endpoints([url])
+        assert worst(found) == "error"
+        assert "refused" in found[0].found
+        server.listen()
+        assert worst(check_endpoints([url])) == "ok"
 
 
 def test_endpoints_that_do_not_answer_are_waited_for_together(monkeypatch):
+    together = threading.Barrier(8)
+
     def silent(address, timeout):
-        time.sleep(timeout)
+        together.wait(timeout=60)
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    start = time.monotonic()
     urls = [f"http://node{i}:8000/v1" for i in range(8)]
-    found = check_endpoints(urls, seconds=0.5)
-    assert time.monotonic() - start < 3
+    found = check_endpoints(urls)
     assert [f.found for f in found] == [f"{url}: timed out" for url in urls]
 
 

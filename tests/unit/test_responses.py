@@ -1,12 +1,14 @@
 """Conversations and the store of answers, with a stand-in for the engine."""
 
 import concurrent.futures
+import threading
 import time
 
 import numpy as np
 import pytest
+from conftest import Clock
 
-from aerie import responses
+from aerie import leases, responses
 from aerie.chat import ChatTemplate
 from aerie.engine import Answer
 from aerie.files import InputError
@@ -162,7 +164,12 @@ def test_settings_that_do_not_matter_do_not_change_the_key():
 
 
 class SlowEngine(FakeEngine):
-    """Takes its time for an answer, eight requests at a time."""
+    """Takes its time for an answer, eight requests at a time; gives the first one when the other
+    run has an engine, too."""
+
+    def __init__(self, template, both):
+        super().__init__(template)
+        self.both = both
 
     def run(self, requests, **_):
         flying = []
@@ -172,6 +179,9 @@ class SlowEngine(FakeEngine):
                 self.asked.append(request)
             if not flying:
                 return
+            if self.both is not None:
+                self.both.wait(timeout=120)
+                self.both = None
             time.sleep(0.01)
             request = flying.pop(0)
             yield Answer(request.key, request.prompt, self.tokens, self.finish, None)
@@ -180,10 +190,10 @@ class SlowEngine(FakeEngine):
 def test_two_runs_with_the_same_prompts_share_them(tmp_path, template, monkeypatch):
     monkeypatch.setattr(responses, "GROUP", 8)
     monkeypatch.setattr(responses, "POLL_SECONDS", 0.02)
-    rows, engines, waited = records(100), [], []
+    rows, both, waited = records(100), threading.Barrier(2), []
 
     def run():
-        engines.append(engine := SlowEngine(template))
+        engine = SlowEngine(template, both)
         known = {}
         adopted = generate(
             engine,
@@ -211,16 +221,20 @@ def test_two_runs_with_the_same_prompts_share_them(tmp_path, template, monkeypat
 def test_records_of_a_run_that_was_killed_are_answered_by_the_one_that_waits(
     tmp_path, template, monkeypatch
 ):
-    monkeypatch.setattr("aerie.leases.EXPIRY_SECONDS", 0.3)
-    monkeypatch.setattr(responses, "POLL_SECONDS", 0.02)
+    clock = Clock()
+    monkeypatch.setattr(leases, "time", clock)
+    monkeypatch.setattr(responses, "POLL_SECONDS", 0)
     rows, waited = records(3), []
+
+    def idle(words):
+        waited.append(words)
+        clock.sleep(leases.EXPIRY_SECONDS / 3)
+
     store = AnswerStore(tmp_path, "k")
     lease = lease_path(store.folder / responses.digest([r["id"] for r in rows]))
     lease.parent.mkdir(parents=True)
     lease.write_text('{"machine": "node7", "process": 5, "token": "x"}')
     engine = FakeEngine(template)
-    generate(
-        engine, {"train": rows}, template, SAMPLING, store, {}, None, lambda *_: None, waited.append
-    )
+    generate(engine, {"train": rows}, template, SAMPLING, store, {}, None, lambda *_: None, idle)
     assert len(engine.asked) == 3
-    assert waited[0] == "waits for 1 groups of records that process 5 on node7 answers"
+    assert set(waited) == {"waits for 1 groups of records that process 5 on node7 answers"}

@@ -1,5 +1,6 @@
 """The supervisor with small jobs: what is logged, what is told, what is ended, and when."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,24 +11,29 @@ import time
 
 import psutil
 import pytest
-from conftest import SCRIPTS, marked_processes
+from conftest import SCRIPTS, Clock, end_marked, marked_processes, wait_until
 
-from aerie import supervisor
+from aerie import progress, supervisor
+from aerie.config import Watch
 from aerie.progress import JobProgress
 
 # Generous where a busy machine could be slow, short where a test waits for it.
-QUICK = {"stall_seconds": 2, "stall_gaps": 10, "load_seconds": 60, "grace_seconds": 1}
+LIMITS = {"stall_seconds": 120, "stall_gaps": 10, "load_seconds": 120, "grace_seconds": 1}
+QUICK = {"stall_seconds": 2}
 
-# Progress as the real jobs write it, ten lines a second.
+# Progress as the real jobs write it, ten lines a second. `told` waits until the status has a step.
 STEPS = """
 import json, os, signal, subprocess, sys, time
 def step(i, **values):
     line = {"time": time.time(), "stage": "s", "phase": "working", "done": i, "total": 1000}
     with open("run.progress.jsonl", "a") as file:
         file.write(json.dumps({**line, "unit": "steps", "rate": 1, **values}) + "\\n")
-def steps(count=15, **values):
+def steps(count=15, pause=0.1, **values):
     for i in range(count):
         step(i, **values)
+        time.sleep(pause)
+def told(i):
+    while not os.path.exists("run.status.json") or json.load(open("run.status.json"))["done"] != i:
         time.sleep(0.1)
 """
 
@@ -42,7 +48,7 @@ class Watched:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, str(SCRIPTS / "supervise.py"), "--stage", stage),
-                *("--log", "run.log", "--limits", json.dumps({**QUICK, **(limits or {})}), "--"),
+                *("--log", "run.log", "--limits", json.dumps({**LIMITS, **(limits or {})}), "--"),
                 *(sys.executable, "job.py"),
             ],
             cwd=folder,
@@ -68,15 +74,17 @@ class Watched:
 
     def find(self, word: str) -> psutil.Process:
         """The process whose command line has this word; waits for it."""
-        for _ in range(600):
+        found = []
+
+        def there() -> bool:
             for process in self.processes():
-                try:
+                with contextlib.suppress(psutil.Error):
                     if word in process.cmdline() and "--stage" not in process.cmdline():
-                        return process
-                except psutil.Error:
-                    pass
-            time.sleep(0.1)
-        raise AssertionError(f"no process {word}")
+                        found.append(process)
+            return bool(found)
+
+        wait_until(there, f"no process {word}")
+        return found[0]
 
     def supervisors(self) -> tuple[psutil.Process, psutil.Process]:
         """The one in front and the one behind it."""
@@ -84,19 +92,19 @@ class Watched:
         (behind,) = front.children()
         return front, behind
 
-    def until(self, text: str, timeout=240) -> None:
-        end = time.time() + timeout
-        while not (self.folder / "run.log").is_file() or text not in self.log():
-            assert time.time() < end, f"{text} did not appear"
-            time.sleep(0.05)
+    def until(self, text: str) -> None:
+        log = self.folder / "run.log"
+        wait_until(lambda: log.is_file() and text in self.log(), f"{text} did not appear", 240)
 
-    def nothing_left(self, timeout=60) -> bool:
-        end = time.time() + timeout
-        while self.processes():
-            if time.time() > end:
-                return False
-            time.sleep(0.05)
-        return True
+    def nothing_left(self) -> None:
+        wait_until(lambda: not self.processes(), "processes are left")
+
+    def told_in_time(self) -> None:
+        """A stall was told when the job's own pace said so, or as soon as the supervisor ran."""
+        found = self.status()
+        idle = float(re.search(r"no progress for (\d+) s", found["reason"])[1])
+        late = 10 * supervisor.TICK_SECONDS  # what is more it does not count as the job's
+        assert 2 <= idle <= found["stall_after_seconds"] + late
 
 
 @pytest.fixture
@@ -109,8 +117,7 @@ def watched(tmp_path):
 
     yield start
     for job in started:
-        for process in job.processes():
-            process.kill()
+        end_marked(job.mark)
 
 
 def test_output_is_logged_with_times_and_bars_folded(watched):
@@ -133,26 +140,43 @@ print("half a line", end="")
 
 
 def test_the_status_tells_how_far_it_is(watched):
-    job = watched("for i in range(80): step(i, loss=2.5, accuracy=[0.3]); time.sleep(0.1)")
-    while job.process.poll() is None:
-        time.sleep(0.2)
-        if (job.folder / "run.status.json").is_file() and job.status()["rate"]:
-            break
+    job = watched("""
+i = 0
+while not os.path.exists("enough"):
+    step(i, loss=2.5, accuracy=[0.3])
+    time.sleep(0.1)
+    i += 1
+""")
+    path = job.folder / "run.status.json"
+    wait_until(lambda: path.is_file() and (job.status()["done"] or 0) >= 40, "no progress is told")
     found = job.status()
     assert found["state"] == "running"
     assert found["phase"] == "working"
     assert found["total"] == 1000
     assert found["loss"] == 2.5
-    assert 0.5 < found["rate"] < 11
+    lines = (job.folder / "run.progress.jsonl").read_text().splitlines()
+    first, last = json.loads(lines[0]), json.loads(lines[found["done"]])
+    pace = last["done"] / (last["time"] - first["time"])
+    assert found["rate"] == pytest.approx(pace, rel=0.5)
     remaining = (1000 - found["done"]) / found["rate"]
     assert found["remaining_seconds"] == pytest.approx(remaining, rel=0.01)
-    assert time.time() - found["updated"] < 20
+    assert time.time() - found["updated"] < 60
     assert found["memory_gib"] > 0
     assert found["disk_free_gib"] > 0
     assert found["gpus"] or found["gpus_missing"]
+    (job.folder / "enough").touch()
     assert job.wait() == 0
-    ended = job.status()
-    assert (ended["state"], ended["exit"], ended["done"]) == ("done", 0, 79)
+    ended, written = job.status(), (job.folder / "run.progress.jsonl").read_text().splitlines()
+    assert (ended["state"], ended["exit"], ended["done"]) == ("done", 0, len(written) - 1)
+
+
+def test_the_rate_counts_from_the_last_of_what_was_first_seen(tmp_path):
+    files = (tmp_path / f"run.{end}" for end in ("log", "progress.jsonl", "status.json"))
+    watching = supervisor.Supervisor(supervisor.Job([], "s", *files), Watch())
+    # Read at once when the supervisor looked first; then a tick later each.
+    for done, now in ((0, 50.0), (1, 50.0), (9, 50.0), (15, 51.0), (29, 52.0)):
+        watching._take({"done": done, "total": 129}, now)
+    assert watching._rate() == (10.0, 10.0)
 
 
 def test_the_exit_status_is_the_jobs_and_its_last_words_are_shown(watched):
@@ -172,25 +196,35 @@ def test_the_log_of_a_failed_attempt_is_kept(watched):
     assert "first attempt" in (job.folder / "run.failed.log").read_text()
 
 
+# The supervisor does not get to run while all of it is computed: that does not count as busy.
+BEFORE_THE_FIRST_LOOK = """
+os.kill(os.getppid(), signal.SIGSTOP)
+while time.process_time() < 1: pass
+steps(9, pause=0)
+os.kill(os.getppid(), signal.SIGCONT)
+time.sleep(1000)
+"""
 STALLS = {
     "steps(); os.kill(os.getpid(), signal.SIGSTOP)": "was stopped by a signal",
     "steps()\ndef endless_loop():\n    while True: pass\nendless_loop()": "cores busy",
     "steps()\ndef wait_for_ever(): time.sleep(1000)\nwait_for_ever()": "wait for something",
+    BEFORE_THE_FIRST_LOOK: "wait for something",
 }
 
 
-@pytest.mark.parametrize(("code", "diagnosis"), STALLS.items())
+@pytest.mark.parametrize(
+    ("code", "diagnosis"), STALLS.items(), ids=["stopped", "loops", "waits", "not seen before"]
+)
 def test_a_stall_is_seen_explained_and_ended(watched, code, diagnosis):
-    job = watched(code)
+    job = watched(code, limits=QUICK)
     job.until("STALLED")
     assert job.wait() == 75
     found = job.status()
     assert found["state"] == "stalled"
     assert diagnosis in found["reason"]
     assert diagnosis in job.stderr
-    idle = float(re.search(r"no progress for (\d+) s", found["reason"])[1])
-    assert 2 <= idle <= found["stall_after_seconds"] + 5  # which follows the job's own pace
-    assert job.nothing_left()
+    job.told_in_time()
+    job.nothing_left()
     if "def " in code:
         name = re.search(r"def (\w+)", code)[1]
         assert re.search(rf"{name} \(.*job\.py:\d+\)", job.log())  # in the stack
@@ -209,17 +243,23 @@ data = {FLOODS[kind]}
 while True:
     os.write(1, data)
 """
-    job = watched("steps()" + flood, limits={"stall_gaps": 5})
-    end, most = time.time() + 60, 0
-    while job.process.poll() is None and time.time() < end:
-        for process in [p for p in job.processes() if "--stage" in p.cmdline()]:
-            most = max(most, process.memory_info().rss)
-        time.sleep(0.2)
-    assert job.wait(timeout=10) == 75
-    assert "no progress for" in job.status()["reason"]
-    assert most < 250 << 20
+    job = watched("steps()" + flood, limits={**QUICK, "stall_gaps": 5})
+    most = 0
+
+    def ended() -> bool:
+        nonlocal most
+        for process in job.processes():
+            with contextlib.suppress(psutil.Error):  # it ends meanwhile
+                if "--stage" in process.cmdline():
+                    most = max(most, process.memory_info().rss)
+        return job.process.poll() is not None
+
+    wait_until(ended, "the job is not stopped", 240)
+    assert job.wait() == 75
+    job.told_in_time()
+    assert 0 < most < 250 << 20
     assert (job.folder / "run.log").stat().st_size < 70 << 20
-    assert "stacks of the Python processes" in job.log()[-200_000:]
+    assert "stacks of the Python processes" in job.log()
     if kind == "lines":
         assert job.status()["warnings"]["not judged"] > 10_000
         assert "it floods its log" in job.stderr
@@ -254,7 +294,13 @@ def nvmlDeviceGetHandleByIndex(i): return i
 nvmlDeviceGetIndex = nvmlDeviceGetHandleByIndex
 def nvmlDeviceGetName(handle): raise RuntimeError("the driver is gone")
 """)
-    job = watched("steps(3); step(3, phase='saving'); time.sleep(5)", PYTHONPATH=str(tmp_path))
+    code = """
+steps(3)
+step(3, phase="saving")
+while "WARNING" not in open("run.log").read(): time.sleep(0.1)
+time.sleep(4)  # it looks again
+"""
+    job = watched(code, PYTHONPATH=str(tmp_path))
     assert job.wait() == 0, job.stderr
     assert job.log().count("WARNING: the supervisor could not look at the job: RuntimeError") == 1
     assert "the driver is gone" in job.status()["alerts"][0]
@@ -272,38 +318,60 @@ time.sleep(4)
 
 
 def test_a_stopped_process_below_the_job_is_named(watched):
-    job = watched("""
+    job = watched(
+        """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "worker"],
                          start_new_session=True)
 steps()
 child.send_signal(signal.SIGSTOP)
 child.wait()
-""")
+""",
+        limits=QUICK,
+    )
     assert job.wait() == 75
     assert "was stopped by a signal" in job.stderr
     assert "worker" in job.stderr
-    assert job.nothing_left()
+    job.nothing_left()
 
 
 def test_a_job_that_ignores_the_request_to_end_is_killed(watched):
-    job = watched("signal.signal(signal.SIGTERM, signal.SIG_IGN); steps(); time.sleep(1000)")
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); steps(); time.sleep(1000)"
+    job = watched(code, limits=QUICK)
     assert job.wait() == 75
-    assert job.nothing_left()
+    job.nothing_left()
 
 
 def test_loading_may_take_long_and_slow_steps_are_learnt(watched):
-    job = watched("""
+    code = """
 time.sleep(4)  # longer than stall_seconds, shorter than load_seconds
-step(0)
-for i in range(1, 4):
-    time.sleep(1)
+for i in range(3):
     step(i)
+    told(i)  # so it takes a second at least
 time.sleep(4)  # under 10 x 1 s
-step(4)
-step(5, phase="saving")
+step(3)
+step(4, phase="saving")
 time.sleep(4)
-""")
+"""
+    job = watched(code, limits=QUICK)
     assert job.wait() == 0, job.stderr
+
+
+def test_a_run_that_is_suspended_goes_on(watched):
+    """All of its processes are stopped for a while, as by Slurm; Ctrl-Z stops the front alone."""
+    job = watched("steps(2000)")
+    path = job.folder / "run.status.json"
+    wait_until(lambda: path.is_file() and job.status()["done"], "no progress is told")
+    front, behind = job.supervisors()
+    for stopped in ([front, behind, job.find("job.py")], [front]):
+        for process in stopped:
+            process.suspend()
+        time.sleep(2 * supervisor.TICK_SECONDS)
+        for process in stopped:
+            process.resume()
+        done = job.status()["done"]
+        wait_until(lambda done=done: job.status()["done"] > done + 10, "it does not go on")
+    job.process.terminate()
+    assert job.wait() == 128 + signal.SIGTERM
 
 
 def test_loading_without_end_is_a_stall(watched):
@@ -315,18 +383,14 @@ def test_loading_without_end_is_a_stall(watched):
 def test_a_first_compilation_is_shown_as_such(watched):
     job = watched("""
 print("INFO 01-01 10:00:00 [backends.py:1] Dynamo bytecode transform time: 5.1 s")
-time.sleep(8)
+time.sleep(1000)
 """)
-    seen = set()
-    while job.process.poll() is None:
-        if (job.folder / "run.status.json").is_file():
-            seen.add(job.status()["phase"])
-        time.sleep(0.1)
-    assert "compiling" in seen
+    path = job.folder / "run.status.json"
+    wait_until(lambda: path.is_file() and job.status()["phase"] == "compiling", "it is not shown")
 
 
 def test_limits_of_a_stage_are_its_own(watched):
-    limits = {"stages": {"measure_speed": {"stall_seconds": 30}}}
+    limits = {**QUICK, "stages": {"measure_speed": {"stall_seconds": 60}}}
     job = watched("steps(); time.sleep(4)", stage="measure_speed", limits=limits)
     assert job.wait() == 0
 
@@ -337,7 +401,7 @@ def test_an_impossible_loss_stops_at_once(watched, loss):
     assert job.wait() == 76
     assert "the loss is" in job.stderr
     assert job.status()["state"] == "stopped"
-    assert job.nothing_left()
+    job.nothing_left()
 
 
 def test_what_another_attempt_does_not_mend_is_not_tried_again_in_the_same_run(watched):
@@ -393,7 +457,7 @@ def test_a_full_disk_stops_before_it_is_full(watched):
     job = watched("steps(1000)", limits={"min_free_gib": 1e9})
     assert job.wait() == 76
     assert "GiB left" in job.stderr
-    assert job.nothing_left()
+    job.nothing_left()
 
 
 def test_an_engine_that_died_is_noticed_though_the_job_is_not_told(watched):
@@ -402,15 +466,15 @@ def test_an_engine_that_died_is_noticed_though_the_job_is_not_told(watched):
 import shutil
 shutil.copy("/bin/sleep", "VLLM::EngineCore")
 engine = subprocess.Popen(["./VLLM::EngineCore", "1000"])
-steps(60)
+steps(10)
+told(9)  # and so the engine was seen
 engine.kill()
 time.sleep(1000)
-""",
-        limits={"stall_seconds": 100},
+"""
     )
     assert job.wait() == 75
     assert "VLLM::EngineCore" in job.stderr
-    assert job.nothing_left()
+    job.nothing_left()
 
 
 # Who is killed, and what is left: a job with a child in a session of its own.
@@ -438,7 +502,7 @@ def test_whoever_is_killed_nothing_is_left(watched, how):
     assert len(job.processes()) == 4
     KILLS[how](front, behind, job.find("job.py"))
     assert job.wait() != 0
-    assert job.nothing_left()
+    job.nothing_left()
     assert not child.is_running()
 
 
@@ -452,7 +516,7 @@ def test_what_a_job_leaves_behind_is_ended(watched):
     job = watched(FAMILY.removesuffix("time.sleep(1000)\n"))
     assert job.wait() == 0
     assert "left behind" in job.log()
-    assert job.nothing_left()
+    job.nothing_left()
 
 
 RULE = """
@@ -493,35 +557,41 @@ def test_when_snakemake_ends_so_does_its_job(tmp_path, how):
             os.killpg(job.process.pid, signal.SIGINT)
         else:
             job.process.kill()
-        assert job.nothing_left()
+        job.nothing_left()
     finally:
-        for process in job.processes():
-            process.kill()
+        end_marked(job.mark)
         job.process.wait()
 
 
-def test_progress_of_a_job_shows_its_phases_and_its_pace(tmp_path):
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(progress, "time", made)
+    return made
+
+
+def test_progress_of_a_job_shows_its_phases_and_its_pace(tmp_path, clock):
     log = tmp_path / "progress.jsonl"
-    with JobProgress("train_drafter", 0, "steps", log, phase="loading") as progress:
-        time.sleep(0.3)
-        progress.begin(500, 1000)  # gone on from a checkpoint
-        progress.enter("working")
-        time.sleep(0.1)
-        progress.update(600, loss=1.5)
-        progress.enter("saving")
+    with JobProgress("train_drafter", 0, "steps", log, phase="loading") as bar:
+        clock.sleep(0.3)
+        bar.begin(500, 1000)  # gone on from a checkpoint
+        bar.enter("working")
+        clock.sleep(0.1)
+        bar.update(600, loss=1.5)
+        bar.enter("saving")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["phase"] for line in lines] == ["loading", "working", "saving", "finishing"]
     assert lines[2]["done"] == 600
     assert lines[2]["loss"] == 1.5
-    assert 300 < lines[2]["rate"] < 1200  # 100 steps in 0.1 s; loading is none of it
+    assert lines[2]["rate"] == pytest.approx(1000)  # 100 steps in 0.1 s; loading is none of it
 
 
-def test_progress_within_a_unit_is_told(tmp_path):
+def test_progress_within_a_unit_is_told(tmp_path, clock):
     log = tmp_path / "progress.jsonl"
-    with JobProgress("generate_responses", 10, "records", log) as progress:
+    with JobProgress("generate_responses", 10, "records", log) as bar:
         for _ in range(12):
-            time.sleep(0.1)
-            progress.beat(8)
+            clock.sleep(0.1)
+            bar.beat(8)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(lines) == 3  # at most one a second, and the phases
     assert lines[-1]["beats"] == 96

@@ -14,7 +14,7 @@ import time
 
 import psutil
 import pytest
-from conftest import Project, marked_processes
+from conftest import Project, end_marked, marked_processes, wait_until
 from test_dry_runs import STAND_IN
 
 from aerie.leases import this_machine
@@ -66,11 +66,12 @@ class Long:
         log = self.folder / "results/demo/logs/generate_responses/run.log"
         log.unlink(missing_ok=True)
         self.start()
-        end = time.time() + 120
-        while not (log.is_file() and "at work" in log.read_text()):
+
+        def at_work() -> bool:
             assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.time() < end
-            time.sleep(0.05)
+            return log.is_file() and "at work" in log.read_text()
+
+        wait_until(at_work, "the job does not begin", 300)
         found = marked_processes(self.mark)
         self.shell = psutil.Process(self.process.pid)
         (self.snakemake,) = [p for p in found if p.cmdline()[1:3] == ["-m", "snakemake"]]
@@ -80,11 +81,10 @@ class Long:
         (self.engine,) = [p for p in found if "engine" in p.cmdline()]
         return self
 
-    def left(self, seconds=20):
-        end = time.time() + seconds
-        while (found := marked_processes(self.mark)) and time.time() < end:
-            time.sleep(0.1)
-        return [" ".join(p.cmdline()) for p in found]
+    def ends(self):
+        """It fails, and leaves no process."""
+        assert self.process.wait(timeout=200) != 0
+        wait_until(lambda: not marked_processes(self.mark), "processes are left")
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,7 @@ def long(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def nothing_afterwards(long):
     yield
-    for process in marked_processes(long.mark):
-        process.kill()
+    end_marked(long.mark)
 
 
 WAYS = {
@@ -114,8 +113,7 @@ def test_nothing_is_left_and_the_same_command_goes_on(long, way):
     long.until_at_work()  # after the ending of the test before
     assert len(marked_processes(long.mark)) >= 6
     WAYS[way](long)
-    assert long.process.wait(timeout=60) != 0
-    assert long.left() == []
+    long.ends()
     assert not (long.folder / TARGET).exists()
 
 
@@ -126,7 +124,7 @@ def second(folder, *command, **variables):
         env={**os.environ, "PYTHONPATH": "", **variables},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
 
@@ -165,8 +163,7 @@ def test_a_second_run_on_the_same_results_refuses(long, tmp_path):
     time.sleep(1)
     assert long.engine.is_running()
     os.killpg(long.process.pid, signal.SIGINT)
-    long.process.wait(timeout=60)
-    assert long.left() == []
+    long.ends()
 
 
 def test_a_lock_of_a_run_on_another_machine_is_left_alone(long):
@@ -191,7 +188,7 @@ def test_a_lock_of_a_run_on_another_machine_is_left_alone(long):
     finally:
         lease.unlink()
     # Gone, as after 90 s without a sign of life: the lock goes and the run goes on, to its end.
-    out = long.start(long="").communicate(timeout=100)[0]
+    out = long.start(long="").communicate(timeout=300)[0]
     assert long.process.returncode == 0, out
     assert (long.folder / TARGET).is_file()
     assert not list(long.folder.glob("results/*/.run.lease"))

@@ -4,11 +4,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, wait_until
 from test_dry_runs import STAND_IN
 
 SLURM = ("--workflow-profile", "profiles/slurm")
@@ -67,7 +66,7 @@ def test_with_the_profile_for_eight_gpus_lanes_run_side_by_side(project):
         env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -79,7 +78,7 @@ import time
 if name == "extract_hidden_states":
     lane = int(arguments[arguments.index("--lane") + 1])
     Path(f"here-{lane}").touch()
-    end = time.time() + 30
+    end = time.time() + 200
     while not Path(f"here-{1 - lane}").exists():
         if time.time() > end:
             sys.exit("alone")
@@ -141,7 +140,7 @@ def run(tmp_path):
             env={**os.environ, "PATH": path, **variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
 
     return run
@@ -178,13 +177,13 @@ def test_a_snakemake_within_a_job_on_slurm_is_no_other_run(run, tmp_path, in_job
     (tmp_path / ".snakemake/locks/0.input.lock").touch()
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     other = subprocess.Popen(
-        ["bash", "-c", 'exec -a "python -m snakemake " sleep 60'],
+        ["bash", "-c", 'exec -a "python -m snakemake " sleep 1000'],
         cwd=tmp_path,
         env={**os.environ, **({"AERIE_SNAKEMAKE": "1"} if in_job else {})},
     )
     try:
-        while b"snakemake" not in Path(f"/proc/{other.pid}/cmdline").read_bytes():
-            time.sleep(0.01)
+        cmdline = Path(f"/proc/{other.pid}/cmdline")  # bash's, too, has Snakemake in it
+        wait_until(lambda: cmdline.read_bytes().startswith(b"python"), "bash gave no place")
         done = run()
         assert done.returncode == (0 if in_job else 1)
         assert ("works in this folder already" in done.stderr) == (not in_job)
