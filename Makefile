@@ -43,11 +43,16 @@ help: ## list the targets
 env: $(ENV_READY) ## make .venv from the lock for this machine (GPU=1: for NVIDIA GPUs)
 	@:
 
+told = @echo 'How far it is: make status$(if $(CONFIG), CONFIG="$(CONFIG)"), in another terminal'
+
 demo: $(ENV_READY) ## run the demo: prompts in, draft model and report out
+	$(told)
 	@scripts/run_workflow.sh $(snakemake) $(WHERE)
 	@.venv/bin/python scripts/show_summary.py results/demo
 
 run: $(ENV_READY) ## run your configuration, or go on with it (CONFIG=my.yaml)
+	@for file in $(CONFIG); do test -r $$file || { echo "make run: CONFIG: $$file: no such file" >&2; exit 1; }; done
+	$(told)
 	@scripts/run_workflow.sh $(snakemake) $(WHERE)
 	@.venv/bin/python scripts/show_summary.py $(if $(CONFIG),--configfile $(CONFIG))
 
@@ -60,7 +65,7 @@ plan: $(ENV_READY) ## say what would run and why, and what it takes: bytes, memo
 	@.venv/bin/python scripts/plan_run.py $(CONFIG) $(PLAN_ARGS)
 
 status: ## show how a run gets on, and what came out (RUN=mine, STATUS_ARGS=--watch)
-	@test -x .venv/bin/python || { echo "make status: there is no .venv yet; run make env." >&2; exit 1; }
+	@test -e $(ENV_READY) || { echo "make status: .venv is not there yet, or being made (make env)." >&2; exit 1; }
 	@.venv/bin/python scripts/show_status.py $(RUN) $(if $(CONFIG),--configfile $(CONFIG)) $(STATUS_ARGS)
 
 inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder; MODE=keep: with the answers in the file)

@@ -3,7 +3,8 @@ from aerie.manifest import broken_shards
 
 # A lane's manifest is what Snakemake watches, not the shards that it names. When one of them was
 # deleted, cut short or moved aside, a note says so; the note is an input of the lane, which is
-# then out of date. (Also in a dry run, or that could not tell.)
+# then out of date. (Also in a dry run, or that could not tell.) So it is when the manifest itself
+# is gone: of a file in between Snakemake says that nothing is to be done without it.
 def note_of(lane):
     return Path(f"{RUN}/hidden_states/gone-{lane}.json")
 
@@ -11,11 +12,13 @@ def note_of(lane):
 if workflow.is_main_process:
     for lane in range(CONFIG.hidden_states.lanes):
         manifest = Path(f"{RUN}/hidden_states/lane-{lane}.json")
-        if gone := broken_shards(manifest, Path(STORE)):
+        gone = broken_shards(manifest, Path(STORE))
+        if gone:
             logger.warning(
                 f"{manifest}: {len(gone)} of its shards are gone from {STORE} or have another "
                 f"size ({', '.join(gone[:3])}); they are made again"
             )
+        if gone or not manifest.exists() and any(Path(RUN).glob("drafters/*/model")):
             # With the time, because Snakemake looks at the content of a newer file.
             write_json(note_of(lane), {"noticed": time.time(), "shards": gone})
 

@@ -109,7 +109,7 @@ def main() -> None:
         sys.exit(141)
     except BadStates as error:
         raise BadStates(
-            f"{error}. `store.py verify --set-aside` moves damaged files aside; `snakemake` makes "
+            f"{error}. `store.py verify --set-aside` moves damaged files aside; the next run makes "
             "them anew"
         ) from error
 
@@ -174,12 +174,12 @@ def verify_store(args: argparse.Namespace) -> None:
         if args.set_aside:
             set_aside(finding)
     for path, error in named.unreadable.items():
-        print(f"{path}\n  {error}\n  repair: delete it and run `snakemake` again")
+        print(f"{path}\n  {error}\n  repair: delete it and start its run again")
     wrong = len(findings) + len(named.unreadable)
     print(f"{len(paths)} shards with {tokens} tokens read, {wrong} wrong")
     if any(finding.repair for finding in findings):
         print(
-            "Repaired as said: now run `snakemake`."
+            "Repaired as said: now start the runs again (`make run`, with their CONFIG)."
             if args.set_aside
             else "`store.py verify --set-aside` moves and deletes what is said above."
         )

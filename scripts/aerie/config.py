@@ -485,7 +485,9 @@ def read_config(over: list[Path]) -> dict[str, Any]:
     for path in [Path(__file__).resolve().parents[2] / "config/config.yaml", *over]:
         try:
             found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from None
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
             raise InputError(f"{path}: not readable as YAML ({error})") from None
         if not isinstance(found, dict):
             raise InputError(f"{path}: found {found!r:.80}; expected a table of keys")

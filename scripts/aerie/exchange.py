@@ -547,7 +547,7 @@ class Source:
             if sample.tokens.tolist() != row.input_ids:
                 raise InputError(
                     f"{path}: sample {row.id} holds other tokens than the run's samples.parquet; "
-                    "run `snakemake` again"
+                    "start the run again"
                 )
             yield number, row, sample
 
@@ -558,9 +558,9 @@ def read_source(run: Path, store: Path) -> Source:
     named = Named()
     read_run(run, named)
     for path, error in named.unreadable.items():
-        raise InputError(f"{path}: {error}; delete it and run `snakemake`")
+        raise InputError(f"{path}: {error}; delete it and start the run again")
     for reason in named.unfinished.values():
-        raise InputError(f"{run}: {reason}; run `snakemake` first")
+        raise InputError(f"{run}: {reason}; finish the run first")
     wanted = [s["id"] for s in read_json(run / "samples/shards.json")["shards"]]
     # Of a run that had other layers, or more lanes, manifests are left that nothing reads any more.
     first = read_json(run / "hidden_states/lane-0.json")["convention"]
@@ -573,7 +573,7 @@ def read_source(run: Path, store: Path) -> Source:
                 if row is None:
                     raise InputError(
                         f"{run}: the lanes' manifests name sample {sample}, samples.parquet does "
-                        "not; run `snakemake` first"
+                        "not; finish the run first"
                     )
                 places[row.split].append((row, path, position))
     return Source(first, places["train"] + places["heldout"], len(places["train"]))

@@ -190,7 +190,7 @@ class LaneWork:
         if lost := [i for s in shards for i in s["samples"] if i not in rows]:
             raise InputError(
                 f"{len(lost)} samples of samples/shards.json are not in samples/samples.parquet "
-                f"({', '.join(lost[:3])}); delete both and run `snakemake`, they are made anew"
+                f"({', '.join(lost[:3])}); delete both and start the run again, they are made anew"
             )
         self.keys = {
             i: store.key(rows[i].input_ids, rows[i].loss_mask) for s in shards for i in s["samples"]

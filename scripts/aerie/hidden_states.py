@@ -669,7 +669,7 @@ class Shard:
             raise InputError(
                 f"{self.path}: a shard of format version {found}, and this Aerie reads version "
                 f"{FORMAT_VERSION} only; its states are found by the Aerie that wrote it, or made "
-                "anew by `snakemake`, after which `scripts/store.py gc` collects the file"
+                "anew by the next run, after which `scripts/store.py gc` collects the file"
             )
         if meta["checksum"] != _metadata_checksum(meta):
             raise ValueError("its metadata do not match their checksum")

@@ -150,7 +150,7 @@ def read_samples(path: Path) -> dict[str, Row]:
     if missing := set(SCHEMA.names) - set(table.column_names):
         raise InputError(
             f"{path}: found the columns {table.column_names}, expected also {sorted(missing)}; "
-            "delete it and run `snakemake`, it is made anew"
+            "delete it and start the run again, it is made anew"
         )
     rows: dict[str, Row] = {}
     number: dict[int, int] = {}  # one object for each: an id takes 8 bytes and not 36

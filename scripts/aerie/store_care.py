@@ -7,7 +7,7 @@ manifests (`hidden_states/lane-*.json`: shard and convention) and from `samples/
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,8 @@ def summarize_shard(path: Path, named: Named) -> dict[str, Any]:
 class Finding:
     """What is wrong with a file, and how to repair it (empty: nothing is to be done to it).
 
-    `damaged`: the file itself must go; else it is whole and the manifests `stale` are wrong, or
-    it could not be told.
+    `damaged`: the file itself must go; else it is whole, or it could not be told. `stale`:
+    manifests that are wrong.
     """
 
     path: Path
@@ -207,7 +207,7 @@ class Finding:
         if self.stale:
             steps.append("delete " + ", ".join(map(str, self.stale)))
         if self.damaged or self.stale:
-            steps.append("run `snakemake` again: what is missing is made anew")
+            steps.append("start the run again: what is missing is made anew")
         if any(m.parent.name == IMPORTS for m in self.stale):
             steps.append("what was imported is imported again")
         return ", ".join(steps)
@@ -245,7 +245,7 @@ def verify_shard(path: Path, named: Named) -> tuple[int, Finding | None]:
     except InputError as error:  # of another version, or not to be read: not ours to judge
         return 0, Finding(path, [_without_path(error, path)], False, [])
     if problems:
-        return tokens, Finding(path, problems, True, manifests)
+        return tokens, Finding(path, problems, True, _of_imports(manifests))
     stale = sorted({n.manifest for n in namings if _differs(path, n)})
     if stale:
         text = "its samples are whole, but size or checksum of the file are not those of " + (
@@ -289,16 +289,21 @@ def missing_shards(store: Path, named: Named) -> list[Finding]:
     for (key, _), namings in sorted(named.shards.items()):
         path = store / "hidden_states" / key / namings[0].entry["file"]
         if not os.path.lexists(path):
-            stale = sorted({n.manifest for n in namings})
+            stale = _of_imports({n.manifest for n in namings})
             found.append(Finding(path, ["missing, though a manifest names it"], True, stale))
     return found
+
+
+def _of_imports(manifests: Iterable[Path]) -> list[Path]:
+    return sorted(m for m in manifests if m.parent.name == IMPORTS)
 
 
 def set_aside(finding: Finding) -> None:
     """Do what `Finding.repair` says, so that the next run makes the shard again.
 
-    A lane without its manifest runs again; it finds its other shards there and makes this one.
-    Of an import's manifest only the entry goes: its other shards are named by nothing else.
+    The workflow compares a lane's manifest with the store, and a lane runs again when a shard or
+    the manifest is gone. Of an import's manifest only the entry goes: its other shards are named
+    by nothing else.
     """
     if finding.damaged and os.path.lexists(finding.path):
         Store.set_aside(finding.path)

@@ -90,7 +90,7 @@ class ShardTransfer(HiddenStatesTransfer):
         # Else another worker or rank was first.
         moved = f"the shard was moved to {aside}" if aside else "it is no longer there"
         return TrainingFailed(
-            f"{reason}; {moved}. Run `snakemake` again: the shard is made anew and the training "
+            f"{reason}; {moved}. Start the run again: the shard is made anew and the training "
             "goes on from its last checkpoint"
         )
 
@@ -259,7 +259,7 @@ def place_samples(
     if len({manifest["convention"]["key"] for manifest in manifests}) > 1:
         raise InputError(
             "the lanes' manifests are of several conventions (verifier, layers, format); delete "
-            "hidden_states/lane-*.json of the run and run `snakemake` again"
+            "hidden_states/lane-*.json of the run and start it again"
         )
     named = [i for m in manifests for entry in m["shards"] for i in entry["samples"]]
     accounted = {*named, *(i for m in manifests for i in m.get("quarantined", ()))}
@@ -267,7 +267,7 @@ def place_samples(
         raise InputError(
             f"{len(wrong)} samples are in samples.parquet or in the lanes' manifests but not in "
             f"both ({', '.join(sorted(wrong)[:3])}); delete hidden_states/lane-*.json of the run "
-            "and run `snakemake` again"
+            "and start it again"
         )
     found: dict[str, tuple[list[Row], list[tuple[str, int]]]] = {
         "train": ([], []),
@@ -281,7 +281,7 @@ def place_samples(
     for path, entry in sorted(entries.items(), key=lambda found: found[1]["samples"]):
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise InputError(
-                f"{path}: the shard is missing or cut short; run `snakemake` again, it is made anew"
+                f"{path}: the shard is missing or cut short; start the run again, it is made anew"
             )
         for number, sample in enumerate(entry["samples"]):
             row = rows[sample]

@@ -162,6 +162,6 @@ def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
     assert error == "another run took it over"
     assert written == ["heldout.places.json", "metrics.jsonl", "train.places.json"]
     assert found["refused"].startswith(str(tmp_path))
-    assert "Run `snakemake` again" in found["refused"]
+    assert "Start the run again" in found["refused"]
     assert "Traceback" not in found["refused"]
     assert found["moved"]

@@ -21,6 +21,7 @@ from aerie.extraction import LaneWork, describe_lane, facts_path, put_shard, wri
 from aerie.files import write_json
 from aerie.hidden_states import Convention, Sample, Shard, Store, sample_key
 from aerie.leases import Leases
+from aerie.manifest import broken_shards
 from aerie.samples import Row, describe_shard, write_samples
 
 LAYERS, WIDTH, VOCABULARY = 6, 16, 64
@@ -179,17 +180,18 @@ def test_a_damaged_shard_is_named_and_set_aside(place, kind):
     assert status == 1
     assert str(place.path(1).relative_to(place.folder)) in text
     assert "1 wrong" in text
-    assert "lane-1.json" in text  # what to delete so that the lane runs again
     assert place.files() == before  # without --set-aside nothing is touched
     status, _ = place.call("verify", "--set-aside")
     assert status == 1
     assert not place.path(1).exists()
     assert (place.store.folder / "damaged" / place.path(1).name).is_file()
-    # The lane that made it runs again, and only that one.
-    assert not place.lane(1).exists()
-    assert place.lane(0).exists()
+    # The lane that made it runs again, and only that one; until then its loss can be seen.
+    assert broken_shards(place.lane(1), place.root) == [place.path(1).name]
+    assert broken_shards(place.lane(0), place.root) == []
     assert LaneWork(place.store, place.rows, place.shards).missing == [place.shards[1]]
-    assert place.call("verify")[0] == 0
+    status, text = place.call("verify")
+    assert status == 1
+    assert "missing, though a manifest names it" in text
 
 
 def test_a_shard_under_another_ones_name_is_foreign(place):
@@ -227,7 +229,7 @@ def test_a_missing_shard_is_found_by_the_manifest(place):
     status, text = place.call("verify", "--set-aside")
     assert status == 1
     assert "missing" in text
-    assert not place.lane(0).exists()
+    assert broken_shards(place.lane(0), place.root) == [place.path(2).name]
 
 
 def test_a_shard_made_anew_with_other_bytes_is_kept_and_its_manifest_goes(place):
@@ -335,7 +337,7 @@ def test_what_bears_a_shards_name_and_is_none_stops_no_command(place, kind):
     place.call("verify", "--set-aside")
     assert not os.path.lexists(path)
     assert os.path.lexists(place.store.folder / "damaged" / path.name)
-    assert place.call("verify")[0] == 0
+    assert "missing, though a manifest names it" in place.call("verify")[1]
     assert place.call("gc", "--delete")[0] == 0
     assert not os.path.lexists(place.store.folder / "damaged" / path.name)
 
@@ -656,7 +658,7 @@ def test_an_unfinished_extraction_is_not_exported(place, what):
     status, text = place.call("export", "--to", "speculators", "--run", "results/demo", "new")
     assert status == 1
     expected = {
-        "missing": "1 shards are not extracted yet; run `snakemake` first",
+        "missing": "1 shards are not extracted yet; finish the run first",
         "damaged": "lane-1.json: holds no manifest of shards; delete it",
     }
     assert expected[what] in text

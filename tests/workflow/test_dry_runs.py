@@ -184,6 +184,20 @@ def test_a_deleted_or_cut_shard_is_made_again_without_force(finished):
         finished.snakemake("--touch")
 
 
+def test_a_lane_whose_manifest_is_gone_runs_again(finished):
+    manifest = finished.folder / "results/demo/hidden_states/lane-0.json"
+    before = manifest.read_bytes()
+    finished.snakemake("--touch")
+    assert finished.planned() == set()
+    try:
+        manifest.unlink()
+        assert finished.planned() == {"extract_hidden_states"} | TRAINED
+    finally:
+        manifest.write_bytes(before)
+        (manifest.parent / "gone-0.json").unlink(missing_ok=True)
+        finished.snakemake("--touch")
+
+
 def test_a_second_configuration_file_is_laid_over_the_first(finished, tmp_path):
     over = tmp_path / "over.yaml"
     over.write_text("drafters:\n  base:\n    learning_rate: 1e-4\n")
