@@ -447,6 +447,10 @@ def test_hidden_states_say_their_size_and_origin(fake, page):
     assert "left out, of the last layer where no loss is taken" in text
 
 
+def test_the_loss_is_said_to_be_a_sum_over_the_steps(fake, page):
+    assert "summed over the TTT steps" in page(fake()).text
+
+
 def test_several_drafters_stand_side_by_side(fake, page):
     found = page(fake(drafters=TWO).benchmarks())
     assert "With base ," in found.text and "With wide ," in found.text

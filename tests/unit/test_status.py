@@ -414,7 +414,7 @@ def test_the_page_of_a_finished_run_tells_what_came_out(run):
     assert "heldout 1.66, code 1.90; by position 0.410 0.170" in page
     assert "in 1 min 16 s" in page
     assert "1.19 times at concurrency 1" in page
-    assert "1 steps, validation loss 4.500, 1.50 tokens a step expected" in page
+    assert "1 steps, validation loss 4.500 (sum of 2 TTT steps), 1.50 tokens a step" in page
     families = {
         (s.name, s.labels.get("prompt_set")): s.value
         for f in text_string_to_metric_families(as_prometheus(run.look()))
