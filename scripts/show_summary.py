@@ -66,8 +66,8 @@ def summary(drafter: Drafter) -> list[tuple[str, str]]:
         lines.append(
             (
                 f"concurrency {speed['concurrency']}",
-                f"{speed['without']:.1f} tokens/s without, {speed['with']:.1f} with: "
-                + speed_words(speed["ratio"]),
+                f"{speed['without']:.1f} tokens/s without, {speed['with']:.1f} with, "
+                f"on {speed['prompts']} prompts: {speed_words(speed['ratio'])}",
             )
         )
     return [*lines, ("folder", str(drafter.model))]

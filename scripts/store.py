@@ -10,13 +10,14 @@ import json
 import math
 import os
 import random
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from aerie import cli
-from aerie.files import InputError, write_json
+from aerie.files import InputError, read_optional, write_json
 from aerie.hidden_states import BadStates, Convention, Shard, Store, Teacher
 from aerie.leases import Leases
 from aerie.progress import JobProgress
@@ -316,21 +317,49 @@ def export_states(args: argparse.Namespace) -> None:
             verifier = cli.read_fingerprint(args.run / "verifier/fingerprint.json")
             teacher = Teacher(Path(verifier["path"]))
             exchange.export_specforge(source, args.folder, teacher, bar.update)
-    ids = source.convention["layer_ids"]
+    held = exchange.describe_files(source, args.to)
+    origin = source.convention
     write_json(
         args.folder / "aerie.json",
-        {"run": args.run.name, "to": args.to, "samples": number, "convention": source.convention},
+        {
+            "run": args.run.name,
+            "to": args.to,
+            "samples": number,
+            "tokens": source.tokens,
+            **held,
+            "verifier": origin["verifier"],
+            "hidden_size": origin["hidden_size"],
+            "convention": origin["key"],
+        },
     )
     print(f"{number} samples, {source.tokens} tokens in {args.folder}")
+    ids = " ".join(map(str, held["layer_ids"]))
     if args.to == "speculators":
         # Half a row more, so that truncation gives exactly the number of training samples.
         ratio = (source.train + 0.5) / number
         print(
             f"speculators train --data-path {args.folder} --on-missing raise --train-data-ratio "
-            f"{ratio:.9f} --target-layer-ids {' '.join(map(str, ids[:-1]))}"
+            f"{ratio:.9f} --target-layer-ids {ids}"
         )
     else:
-        print(f"layers by their output, as SpecForge counts: {[k - 1 for k in ids[:-1]]}")
+        print(f"layers by their output, as SpecForge counts: {ids}")
+    if origin.get("last_state") == "supervised":
+        print("`store.py import` does not take them: last states are left out, where no loss is")
+    else:
+        print(f"To take them into a store:\n  {import_command(args, held, origin['format'])}")
+
+
+def import_command(args: argparse.Namespace, held: dict[str, Any], kept_as: str) -> str:
+    """The command that takes in the files that `export_states` has written."""
+    generation = read_optional(args.run / "config.json").get("generation", {})
+    greedy = generation.get("mode") == "generate" and generation.get("temperature") == 0
+    words = [".venv/bin/python", "scripts/store.py"]
+    words += ["--store", args.store] * (args.store != Path("results/store"))
+    words += ["import", "--run", args.run, "--layer-ids", *held["layer_ids"]]
+    words += ["--counting", held["counting"], "--last-state", held["last_state"]]
+    words += ["--answers", "greedy" if greedy else "other"]
+    words += ["--format", kept_as] * (kept_as != "lossless")
+    return shlex.join(map(str, [*words, args.folder]))
 
 
 def import_states(args: argparse.Namespace) -> None:
@@ -370,7 +399,8 @@ def import_states(args: argparse.Namespace) -> None:
     print(
         f"{len(files)} files: {done.samples} samples with {done.tokens} tokens written to "
         f"{len(done.shards)} shards in {store.folder}, {done.present} were in the store already, "
-        f"{len(done.refused)} refused; {len(others)} files are of no known layout"
+        f"{len(done.refused)} refused"
+        + (f"; {len(others)} files are of no known layout" if others else "")
     )
     if done.rounded:
         print(f"{done.rounded} were not in bf16 and were rounded to it")

@@ -51,6 +51,9 @@ TWINS = "the same states as another file's of other tokens"
 FILES_A_FOLDER = 5000
 """As SpecForge groups its files."""
 
+BESIDE = re.compile(r"aerie\.json|dataset_info\.json|state\.json|data-\d+-of-\d+\.arrow")
+"""Names of the files that an export has beside its samples; `masks_of` reads the data set."""
+
 
 class Unusable(Exception):
     """A file that cannot be imported: `reason` to count it under, and what exactly is wrong."""
@@ -143,10 +146,13 @@ def read_foreign(path: Path) -> Foreign:
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files of known layouts under `folder` in the order of their numbers, and the others."""
+    """Files of known layouts under `folder` in the order of their numbers, and the others.
+
+    What an export has beside its samples is neither.
+    """
     known, others = [], []
     for path in folder.rglob("*"):
-        if path.is_file():
+        if path.is_file() and not (path.parent == folder and BESIDE.fullmatch(path.name)):
             hs = path.name.startswith("hs_") and path.suffix == ".safetensors"
             ours = hs or path.name.endswith((".pt", ".ckpt", ".ckpt.gz"))
             (known if ours else others).append(path)
@@ -413,13 +419,18 @@ def _compare(present: list[tuple[Path, tuple[Path, int]]], stated: Stated) -> No
             continue
         theirs, ours = theirs[:, :layers], ours[:, :layers]
         error = (theirs - ours).norm(dim=(0, 2)) / ours.norm(dim=(0, 2))
-        if bool((error > 0.1).any()):
+        wrong = (error > 0.1).tolist()
+        if any(wrong):
+            # The last state is the same one however the layers are counted.
+            fed = len(stated.layer_ids) - 1
+            options = ["--layer-ids", "--counting"] * any(wrong[:fed])
+            options += ["--last-state"] * any(wrong[fed:])
             found = ", ".join(
                 f"{i}: {e:.0%}" for i, e in zip(stated.layer_ids, error.tolist(), strict=False)
             )
             raise InputError(
                 f"{file}: the store has states of the same tokens, and these differ by layer "
-                f"({found}); check --layer-ids and --counting"
+                f"({found}); check {' and '.join(options)}"
             )
 
 
@@ -594,6 +605,31 @@ def prepare_folder(folder: Path, source: Source) -> None:
             f"{folder}: the export takes {needed / 1e9:.1f} GB uncompressed, {free / 1e9:.1f} GB "
             "are free"
         )
+
+
+def describe_files(source: Source, to: str) -> dict[str, Any]:
+    """What the files of an export hold, in the words of `store.py import`.
+
+    SpecForge's hold the last state after the final norm, and it names a layer by its output.
+    """
+    c = source.convention
+    ids = c["layer_ids"][:-1]
+    if to == "specforge":
+        return {
+            "layer_ids": [k - 1 for k in ids],
+            "counting": "output",
+            "last_state": "after-norm",
+            "meaning": "id k is the output of layer k; that of the last one, which has no id "
+            "here, is after the final norm",
+        }
+    supervised = c.get("last_state") == "supervised"
+    return {
+        "layer_ids": ids,
+        "counting": "entering",
+        "last_state": "before",
+        "meaning": "id k is the state entering layer k; the output of the last one, which has "
+        "no id here, is before the final norm" + ", zero where no loss is taken" * supervised,
+    }
 
 
 def export_speculators(source: Source, folder: Path, progress: Callable[[int], None]) -> None:

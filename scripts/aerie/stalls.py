@@ -13,6 +13,7 @@ import psutil
 
 from aerie.devices import visible_handles
 
+NVIDIA = Path("/dev/nvidiactl")  # there wherever a driver is loaded
 GAPS = 200  # of the last gaps the usual one is made
 LOSSES = 50  # losses of a mean or median
 BUSY_CORES = 0.7  # of a core, from which a process counts as computing
@@ -165,26 +166,26 @@ def _title(process: psutil.Process) -> str:
 class Gpus:
     """Use, memory and power of the job's NVIDIA GPUs through NVML.
 
-    `missing`: why there are no figures; None when there are.
+    `missing`: why there are no figures; None when there are, and where there is no GPU.
     """
 
     def __init__(self) -> None:
         self._handles: list[tuple[int, Any]] = []
-        self.missing: str | None = None
+        why = self._open()
+        self.missing = why if NVIDIA.exists() else None  # who has no GPU misses nothing
+
+    def _open(self) -> str | None:
         try:
             import pynvml
         except ImportError:
-            self.missing = "the package nvidia-ml-py is not installed"
-            return
+            return "the package nvidia-ml-py is not installed"
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
             self._handles = visible_handles(pynvml)
         except pynvml.NVMLError as error:
-            self.missing = f"NVML: {error}"
-            return
-        if not self._handles:
-            self.missing = "no GPU is visible"
+            return f"NVML: {error}"
+        return None if self._handles else "no GPU is visible"
 
     def read(self) -> list[dict[str, Any]]:
         """A GPU each: `index`, `name`, `use_percent`, `memory_gib`, `memory_total_gib`, `power_w`,

@@ -608,9 +608,10 @@ def _of_training(path: Path) -> tuple[str, dict[str, float]]:
     figures = {"steps": steps[-1]["step"] + 1, "loss": last["loss"]}
     figures["expected_acceptance_length"] = 1 + sum(last["accuracy"])
     words = f"{as_count(figures['steps'])} steps, {'validation ' * bool(checked)}loss "
-    words += (
-        f"{last['loss']:.3f}, {figures['expected_acceptance_length']:.2f} tokens a step expected"
-    )
+    words += f"{last['loss']:.3f}"
+    if (count := len(last["accuracy"])) > 1:
+        words += f" (sum of {count} TTT steps)"
+    words += f", {figures['expected_acceptance_length']:.2f} tokens a step expected"
     return words, figures
 
 

@@ -128,14 +128,14 @@ def _row(job: Job, title: str) -> tuple[Text, Text, RenderableType, Text]:
 
 
 def _pace(job: Job) -> str:
-    """How far it is, how fast, and how long it will take."""
+    """How far it is, how long it will take, and how fast; a narrow page cuts the end."""
     if job.done is None:
         return ""
     words = f"{job.done:,.0f}" + (f"/{job.total:,.0f}" if job.total else "") + f" {job.unit}"
-    if job.rate:
-        words += f", {job.rate:,.1f}/s" if job.rate >= 1 else f", {1 / job.rate:,.1f} s each"
     if job.remaining_seconds is not None:
         words += f", {as_duration(job.remaining_seconds)} left"
+    if job.rate:
+        words += f", {job.rate:,.1f}/s" if job.rate >= 1 else f", {1 / job.rate:,.1f} s each"
     return words
 
 
@@ -225,11 +225,14 @@ def _broken(job: Job) -> RenderableType:
 
 def _foot(status: RunStatus) -> Text:
     text = Text()
-    if counts := status.warnings():
+    if any((counts := status.warnings()).values()):
         text.append("messages in the logs  ")
         for kind, count in counts.items():
             text.append(f"{kind} {count:,}  ", WARNING_STYLES.get(kind, "yellow"))
-        text.append("\n")
+        logs = sorted((j for j in status.jobs if any(j.warnings.values())), key=_gravity)
+        command = f".venv/bin/python scripts/triage_log.py {logs[-1].log}"
+        which = f" (1 of {len(logs)} logs)" if len(logs) > 1 else ""
+        text.append(f"what they mean{which}:\n  {command}\n", "dim")
     for disk in status.disks:
         text.append(f"disk of {disk['path']}: {disk['free_gib']:,.1f} of ")
         text.append(f"{disk['total_gib']:,.1f} GiB free\n")
@@ -241,6 +244,11 @@ def _foot(status: RunStatus) -> Text:
         text.append(f"report {status.folder}/report.html\n")
     text.rstrip()
     return text
+
+
+def _gravity(job: Job) -> list[int]:
+    """Sorts jobs by the messages in their logs, those with the most of the gravest class last."""
+    return [*(job.warnings.get(k, 0) for k in WARNING_STYLES), sum(job.warnings.values())]
 
 
 def sparkline(values: list[float]) -> str:

@@ -621,7 +621,8 @@ class Supervisor:
         found = look_at(self._processes, self._cpu, idle)
         say("processes:\n" + "\n".join(map(str, found)))
         figures = [json.dumps(gpu) for gpu in self._figures.get("gpus", [])]
-        say("GPUs: " + ("; ".join(figures) or f"no figures, {self.gpus.missing}"))
+        if figures or self.gpus.missing:
+            say("GPUs: " + ("; ".join(figures) or f"no figures, {self.gpus.missing}"))
         if state == "stalled":
             say("stacks of the Python processes:\n" + stacks(self._processes))
         say("last lines of the job:\n" + "\n".join(self.pump.last))

@@ -301,7 +301,9 @@ small batch can miss every token by chance."""
 class Recorder(logging.Handler):
     """Writes speculators' metric records as JSON lines, and stops a training that went wrong.
 
-    A line of training has `step`, `epoch`, `loss`, `accuracy` (cumulative, by TTT step),
+    A line of training has `step`, `epoch`, `loss` (the sum over the TTT steps, each weighted by
+    `ttt_step_loss_decay` to the power of its number, of the mean KL divergence of the supervised
+    tokens: speculators' `compute_metrics`), `accuracy` (cumulative, by TTT step),
     `conditional_accuracy`, `learning_rate`, `tokens_per_second`, `wait_share` (of the step spent
     waiting for data); one of validation has `validation: true` and no speed.
     """

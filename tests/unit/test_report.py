@@ -447,6 +447,10 @@ def test_hidden_states_say_their_size_and_origin(fake, page):
     assert "left out, of the last layer where no loss is taken" in text
 
 
+def test_the_loss_is_said_to_be_a_sum_over_the_steps(fake, page):
+    assert "summed over the TTT steps" in page(fake()).text
+
+
 def test_several_drafters_stand_side_by_side(fake, page):
     found = page(fake(drafters=TWO).benchmarks())
     assert "With base ," in found.text and "With wide ," in found.text
@@ -600,7 +604,7 @@ def test_summary_says_what_counts(fake, monkeypatch, capsys):
         "held-out            1.89 on 40 prompts:  0.489  0.262  0.143",
         "benchmark           1.43 on 24 prompts:  0.300  0.100  0.030",
         "1.99 (0.531  0.291  0.168)",
-        "46.0 tokens/s without, 50.1 with: 1.09 times as fast",
+        "46.0 tokens/s without, 50.1 with, on 8 prompts: 1.09 times as fast",
         "concurrency 2",
         str(run.folder / "drafters/wide/model"),
         str(run.folder / "report.html"),

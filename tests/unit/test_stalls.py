@@ -1,7 +1,10 @@
 """The usual gap of a job, its losses, and what is said of one that does not get on."""
 
+import sys
+
 import pytest
 
+from aerie import stalls
 from aerie.stalls import LossWatch, Pace, Process, diagnose
 
 
@@ -119,6 +122,16 @@ def gpu(use, power):
 def test_what_is_wrong_is_said_in_words(processes, gpus, ended, expected):
     found = [Process(i, "python", state, cores, 1.0) for i, (state, cores) in enumerate(processes)]
     assert expected in diagnose(found, gpus, None, ended, "working")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_figures_are_missed_only_where_there_is_a_gpu(monkeypatch, tmp_path, there):
+    (tmp_path / "nvidiactl").touch()
+    place = tmp_path / "nvidiactl" if there else tmp_path / "none"
+    monkeypatch.setattr(stalls, "NVIDIA", place)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    expected = "the package nvidia-ml-py is not installed" if there else None
+    assert stalls.Gpus().missing == expected
 
 
 def test_missing_telemetry_is_said():

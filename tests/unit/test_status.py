@@ -183,7 +183,7 @@ def test_a_running_job_is_shown_with_all_that_is_known(run):
     )
     page = run.page()
     for words in (
-        "30/120 steps, 1.5/s, 1 min 00 s left",
+        "30/120 steps, 1 min 00 s left, 1.5/s",
         f"on {os.uname().nodename}, process {os.getpid()}",
         "1.9 cores busy, 3.2 GiB, disk 68.7 GiB free",
         "GPU 1 NVIDIA H200: 98 % use, 100 of 139 GiB, W unknown",
@@ -197,6 +197,30 @@ def test_a_running_job_is_shown_with_all_that_is_known(run):
     # The old attempt's is none of them (in the page a process id may have any digits).
     assert run.job("train_drafter base").losses == [9.0 - i for i in range(8)]
     assert "cannot be read" not in page  # a line that is being written is nothing to report
+
+
+def test_messages_in_the_logs_come_with_the_way_to_look_at_them(run):
+    """The log with most of the gravest class is the one to look at first."""
+    run.status_file("collect_prompts", warnings={"hint": 50})
+    assert f"scripts/triage_log.py {run.folder}/logs/collect_prompts/run.log\n" in run.page(300)
+    run.status_file("train_drafter", "base", warnings={"degraded": 1, "hint": 2})
+    run.status_file("generate_responses", warnings={"hint": 0})
+    page = run.page(300)
+    assert "what they mean (1 of 2 logs):\n" in page
+    assert f"scripts/triage_log.py {run.folder}/logs/train_drafter/base.log\n" in page
+    for stage, part in (("collect_prompts", "run"), ("train_drafter", "base")):
+        run.status_file(stage, part, warnings={"hint": 0})
+    assert "messages in the logs" not in run.page(300)
+
+
+@pytest.mark.parametrize(("done", "total"), [(361, 1024), (10_361, 99_999)])
+def test_a_line_of_80_columns_still_shows_the_remaining_time(run, done, total):
+    values = {"unit": "records", "rate": 6.7, "remaining_seconds": 90.0}
+    run.status_file("generate_responses", done=done, total=total, **values)
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    console.print(draw(run.look(), short=True))
+    line = next(x for x in console.file.getvalue().splitlines() if "▶ generate" in x)
+    assert f"{done:,}/{total:,} records, 1 min" in line
 
 
 def test_a_job_of_another_host_is_judged_by_its_heartbeat(run):
@@ -390,7 +414,7 @@ def test_the_page_of_a_finished_run_tells_what_came_out(run):
     assert "heldout 1.66, code 1.90; by position 0.410 0.170" in page
     assert "in 1 min 16 s" in page
     assert "1.19 times at concurrency 1" in page
-    assert "1 steps, validation loss 4.500, 1.50 tokens a step expected" in page
+    assert "1 steps, validation loss 4.500 (sum of 2 TTT steps), 1.50 tokens a step" in page
     families = {
         (s.name, s.labels.get("prompt_set")): s.value
         for f in text_string_to_metric_families(as_prometheus(run.look()))
@@ -415,7 +439,7 @@ def test_a_narrow_terminal_has_the_same_words_in_few_lines(run, width, short):
     assert "✓ import_verifier done" in words
     assert "▶ train_drafter base running" in words
     assert "✗ generate_responses failed; for a" in words
-    assert short or "30/120 steps, 1.5/s, 1 min 00 s left" in words
+    assert short or "30/120 steps, 1 min 00 s left, 1.5/s" in words
 
 
 def test_the_page_ends_quietly_with_its_reader_and_fits_any_encoding(run):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -617,7 +618,46 @@ def test_specforge_files_are_after_the_final_norm(place):
         rms = (x.pow(2).mean(-1, keepdim=True) + place.verifier.eps).sqrt()
         expected = x / rms * place.verifier.norm
         assert torch.allclose(data["hidden_state"][0].double(), expected, rtol=2**-8, atol=1e-6)
-    assert "[0, 1, 3]" in place.text
+    assert "as SpecForge counts: 0 1 3\n" in place.text
+
+
+@pytest.mark.parametrize("answers", ["greedy", "other"])
+@pytest.mark.parametrize("to", ["speculators", "specforge"])
+def test_an_export_ends_with_the_command_that_takes_it_in(place, to, answers):
+    generation = {"mode": "generate", "temperature": 0.0 if answers == "greedy" else 0.7}
+    write_json(place.folder / "results/demo/config.json", {"generation": generation})
+    target = export(place, to)
+    about = json.loads((target / "aerie.json").read_text())
+    assert about["layer_ids"] == ([0, 1, 3] if to == "specforge" else [1, 2, 4])
+    assert about["counting"] == ("output" if to == "specforge" else "entering")
+    assert about["last_state"] == ("after-norm" if to == "specforge" else "before")
+    assert f"{'after' if to == 'specforge' else 'before'} the final norm" in about["meaning"]
+    store = empty_store(place)
+    printed = place.text.split("To take them into a store:\n")[1].splitlines()[0]
+    program, script, *command = shlex.split(printed)
+    assert (program, script) == (".venv/bin/python", "scripts/store.py")
+    assert command[command.index("--answers") + 1] == answers
+    status, text = place.call(*command)
+    assert status == 0, text
+    assert "8 samples" in text
+    assert "no known layout" not in text  # its own files beside the samples
+    assert LaneWork(store, place.rows, place.shards).to_extract() == []
+
+
+def test_files_of_no_known_layout_are_counted(place):
+    target = export(place, "speculators")
+    (target / "notes.txt").touch()
+    assert "1 files are of no known layout" in take_in(place, target, SPECULATORS)[1]
+
+
+def test_an_export_without_all_last_states_says_that_import_does_not_take_it(place):
+    for number in range(2):
+        lane = json.loads(place.lane(number).read_text())
+        lane["convention"]["last_state"] = "supervised"
+        write_json(place.lane(number), lane)
+    target = export(place, "speculators")
+    assert "`store.py import` does not take them" in place.text
+    assert "zero where" in json.loads((target / "aerie.json").read_text())["meaning"]
 
 
 def test_an_export_goes_into_a_new_folder_only(place):
@@ -972,7 +1012,14 @@ def test_layers_that_differ_from_the_stores_own_stop_the_import(place):
         save_file(data, path)
     status, text = take_in(place, target, SPECULATORS)
     assert status == 1
-    assert "check --layer-ids and --counting" in text
+    assert "check --layer-ids and --counting\n" in text
+
+
+def test_a_last_state_that_alone_differs_points_at_its_own_option(place):
+    target = export(place, "specforge")
+    status, text = take_in(place, target, [*SPECFORGE[:-1], "before"])
+    assert status == 1
+    assert "check --last-state\n" in text
 
 
 def test_without_masks_greedy_answers_cannot_be_checked(place):
