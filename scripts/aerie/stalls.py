@@ -1,6 +1,7 @@
 """Whether a job gets on, and why it does not: its pace, its losses, processes, GPUs and stacks."""
 
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -166,13 +167,16 @@ def _title(process: psutil.Process) -> str:
 class Gpus:
     """Use, memory and power of the job's NVIDIA GPUs through NVML.
 
-    `missing`: why there are no figures; None when there are, and where there is no GPU.
+    `missing`: why there are no figures; None when there are, and where there is no GPU nor was
+    one given to the job.
     """
 
     def __init__(self) -> None:
         self._handles: list[tuple[int, Any]] = []
         why = self._open()
-        self.missing = why if NVIDIA.exists() else None  # who has no GPU misses nothing
+        # Who has no GPU and was given none misses nothing.
+        given = NVIDIA.exists() or os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.missing = why if given else None
 
     def _open(self) -> str | None:
         try:

@@ -125,12 +125,14 @@ def test_what_is_wrong_is_said_in_words(processes, gpus, ended, expected):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_figures_are_missed_only_where_there_is_a_gpu(monkeypatch, tmp_path, there):
+@pytest.mark.parametrize("given", ["0,1", ""])
+def test_figures_are_missed_only_where_there_is_a_gpu(monkeypatch, tmp_path, there, given):
     (tmp_path / "nvidiactl").touch()
     place = tmp_path / "nvidiactl" if there else tmp_path / "none"
     monkeypatch.setattr(stalls, "NVIDIA", place)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    expected = "the package nvidia-ml-py is not installed" if there else None
+    expected = "the package nvidia-ml-py is not installed" if there or given else None
     assert stalls.Gpus().missing == expected
 
 
