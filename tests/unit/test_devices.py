@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import SCRIPTS, wait_until
@@ -67,6 +68,7 @@ def test_figures_are_of_those_that_the_job_sees_by_whatever_name(machine):
             return unknown
 
     machine.setitem(sys.modules, "pynvml", Nvml())
+    machine.setattr("aerie.stalls.NVIDIA", Path("/dev/null"))  # a driver is loaded
     for given, found in ((None, [0, 1, 2, 3]), ("3,1", [3, 1]), ("GPU-8f2a", [2]), ("", [])):
         if given is None:
             machine.delenv(devices.VISIBLE, raising=False)

@@ -59,7 +59,7 @@ def test_states_of_other_tokens_stop_the_training(shard):
     dataset = ShardDataset(
         [row(tokens=(5, 6, 7, 8, 1))], ShardTransfer([(shard, 0)]), 16, torch.float32
     )
-    with pytest.raises(TrainingFailed, match=r"belong to other tokens.*moved.*snakemake"):
+    with pytest.raises(TrainingFailed, match=r"belong to other tokens.*moved.*Start the run again"):
         dataset[0]
     assert not Path(shard).exists()  # so the next run makes it anew
 
@@ -74,7 +74,7 @@ def test_last_states_of_another_loss_mask_stop_the_training(tmp_path):
     transfer = ShardTransfer([(path, 0)])
     ShardDataset([row(mask=mask)], transfer, 16, torch.float32)[0]
     wrong = ShardDataset([row(mask=[False, True, *mask[2:]])], transfer, 16, torch.float32)
-    with pytest.raises(TrainingFailed, match=r"another loss mask.*snakemake"):
+    with pytest.raises(TrainingFailed, match=r"another loss mask.*Start the run again"):
         wrong[0]
 
 
@@ -102,12 +102,12 @@ def test_a_damaged_shard_is_named_and_moved_aside(shard):
     damaged[-1] ^= 1
     Path(shard).write_bytes(damaged)
     dataset = ShardDataset([row()], ShardTransfer([(shard, 0)]), 16, torch.float32)
-    with pytest.raises(TrainingFailed, match=rf"{shard}.*moved.*snakemake"):
+    with pytest.raises(TrainingFailed, match=rf"{shard}.*moved.*Start the run again"):
         dataset[0]
     assert not Path(shard).exists()
     assert (Path(shard).parent / "damaged" / Path(shard).name).read_bytes() == bytes(damaged)
     # Another worker that comes to it later says so too.
-    with pytest.raises(TrainingFailed, match="snakemake"):
+    with pytest.raises(TrainingFailed, match="Start the run again"):
         ShardDataset([row()], ShardTransfer([(shard, 0)]), 16, torch.float32)[0]
 
 
