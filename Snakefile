@@ -38,7 +38,7 @@ include: "rules/evaluation.smk"
 include: "rules/report.smk"
 
 
-tell_params_apart()
+add_param_names()
 
 
 onstart:

@@ -16,7 +16,7 @@ def record(name: str, rows: list[dict[str, Any]], **machine: Any) -> Path:
 
     `machine`: what else the figures depend on (model, inputs, settings, versions).
     """
-    from aerie.files import write_json
+    from aerie.common.files import write_json
 
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = [columns, *([_text(row.get(key, "")) for key in columns] for row in rows)]

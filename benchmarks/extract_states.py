@@ -28,11 +28,11 @@ from common import ROOT, record
 
 
 def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
-    from aerie.engine import Engine, Request
-    from aerie.extraction import LaneWork, describe_lane, fill
-    from aerie.files import write_json
-    from aerie.hidden_states import Store, Teacher
-    from aerie.staging import Staging
+    from aerie.common.files import write_json
+    from aerie.engine.in_process import Engine, Request
+    from aerie.engine.staging import Staging
+    from aerie.extraction.lane import LaneWork, describe_lane, fill
+    from aerie.states.shard import Store, Teacher
 
     model = Path(verifier["path"])
     tokens = sum(len(r.input_ids) for r in rows)
@@ -118,7 +118,7 @@ def upstream(verifier, rows, layer_ids, folder: Path) -> list[dict]:
     transfer = {
         # vLLM's own connector does not run on a CPU; ours differs from it in the copy only.
         "kv_connector": "HiddenStatesConnector",
-        "kv_connector_module_path": "aerie.connector",
+        "kv_connector_module_path": "aerie.engine.connector",
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {
             "shared_storage_path": staging,
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--side", choices=["ours", "upstream"], help="one side; prints JSON")
     args = parser.parse_args()
     verifier = inputs.verifier(args.source)
-    from aerie.verifier import resolve_layer_ids
+    from aerie.verifier.checkpoint import resolve_layer_ids
 
     layer_ids = resolve_layer_ids(None, verifier["num_layers"])
     rows = inputs.rows(verifier, args.conversations, args.samples, args.max_length)

@@ -31,7 +31,7 @@ def parser(description: str, samples: int) -> argparse.ArgumentParser:
 
 def verifier(source: str) -> dict[str, Any]:
     """Fingerprint of the verifier; its checkpoint is made once, in results/store."""
-    from aerie.verifier import describe_verifier, locate_verifier
+    from aerie.verifier.checkpoint import describe_verifier, locate_verifier
 
     return describe_verifier(locate_verifier(source, STORE), source, False)
 
@@ -55,12 +55,12 @@ def records(path: Path) -> list[list[dict[str, str]]]:
 
 def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) -> list[Any]:
     """The first `number` conversations that differ, rendered by the chat template and cut."""
-    from aerie.chat import ChatTemplate
-    from aerie.hidden_states import sample_key
-    from aerie.samples import Row
+    from aerie.chat.template import ChatTemplate
+    from aerie.samples.tokenize import TokenizedSample
+    from aerie.states.shard import sample_key
 
     template = ChatTemplate.load(Path(fingerprint["path"]))
-    found: dict[str, Row] = {}
+    found: dict[str, TokenizedSample] = {}
     for messages in records(path):
         if len(found) == number:
             break
@@ -68,20 +68,22 @@ def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) 
         ids = template.tokenizer(text, add_special_tokens=False)["input_ids"][:max_length]
         key = sample_key(ids)
         if len(ids) > 8 and key not in found:
-            found[key] = Row(key, key, "benchmark", "train", ids, [True] * len(ids), 1, -1)
+            found[key] = TokenizedSample(
+                key, key, "benchmark", "train", ids, [True] * len(ids), 1, -1
+            )
     return list(found.values())
 
 
 def shards(rows: list[Any], mean: int = 64) -> list[dict[str, Any]]:
-    from aerie.hidden_states import group_records
-    from aerie.samples import describe_shard
+    from aerie.samples.tokenize import describe_shard
+    from aerie.states.shard import group_records
 
     groups = group_records([r.id for r in rows], mean)
     return [describe_shard("train", [rows[i] for i in g]) for g in groups]
 
 
 def convention(fingerprint: dict[str, Any], layer_ids: list[int]) -> Any:
-    from aerie.hidden_states import Convention
+    from aerie.states.shard import Convention
 
     return Convention(
         fingerprint["fingerprint"], tuple(layer_ids), fingerprint["hidden_size"], "lossless"

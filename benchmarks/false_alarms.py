@@ -64,7 +64,7 @@ def prepare(folder: Path) -> Path:
 
 def one_run(folder: Path) -> dict[str, object]:
     """Run it from nothing; the alarms by kind."""
-    from aerie.status import BROKEN, gather
+    from aerie.watching.status import BROKEN, gather
 
     shutil.rmtree(folder / "results", ignore_errors=True)
     start = time.monotonic()

@@ -35,17 +35,17 @@ ENGINE = {
 
 def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     """Write the inputs of a lane; give the command that extracts it, without `--store`."""
-    from aerie.files import write_json
-    from aerie.hidden_states import group_records
-    from aerie.samples import Row, describe_shard, write_samples
-    from aerie.verifier import describe_verifier
+    from aerie.common.files import write_json
+    from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
+    from aerie.states.shard import group_records
+    from aerie.verifier.checkpoint import describe_verifier
 
     chance = random.Random(0)
     rows = []
     for number in range(samples):
         ids = [chance.randrange(3, 400) for _ in range(chance.randrange(8, 120))]
         name = f"s{number}"
-        rows.append(Row(name, name, "kill", "train", ids, [True] * len(ids), 1, -1))
+        rows.append(TokenizedSample(name, name, "kill", "train", ids, [True] * len(ids), 1, -1))
     groups = group_records([r.id for r in rows], 16)
     write_samples(folder / "samples", rows)
     shards = [describe_shard("train", [rows[i] for i in g]) for g in groups]
@@ -138,7 +138,7 @@ def kill_and_compare(model: Path, kills: int, samples: int, seed: int) -> dict[s
                 print(f"\r{counts['killed']} kills", end="", file=sys.stderr)
             assert run(command, store, None)
             counts["different"] += content(store) != whole
-        from aerie.staging import MEMORY, PREFIX
+        from aerie.engine.staging import MEMORY, PREFIX
 
         counts["left_in_staging"] = len(list(MEMORY.glob(f"{PREFIX}*")))
     return counts

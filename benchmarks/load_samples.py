@@ -47,11 +47,11 @@ def measure(run: Path, steps: int, workers: int) -> None:
     import numpy as np
     from torch.utils.data import DataLoader
 
-    from aerie import training
+    from aerie.common.files import read_json
+    from aerie.common.progress import JobProgress
     from aerie.config import Drafter
-    from aerie.files import read_json
-    from aerie.progress import JobProgress
-    from aerie.samples import read_samples
+    from aerie.drafter import trainer as training
+    from aerie.samples.tokenize import read_samples
 
     if workers < 0:
         training.ShardLoader.__iter__ = DataLoader.__iter__

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96, help="an answer")
     args = parser.parse_args()
     verifier = inputs.verifier(args.source)
-    from aerie.files import digest, write_json, write_json_lines
+    from aerie.common.files import digest, write_json, write_json_lines
 
     prompts = list(dict.fromkeys(m[0]["content"] for m in inputs.records(args.conversations)))
     prompts = [p for p in prompts if len(p) < 1200][: args.samples]

@@ -23,7 +23,7 @@ def main() -> None:
         sys.exit(__doc__)
     from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
-    from aerie.packing import pack_epoch, padding_share
+    from aerie.drafter.packing import pack_epoch, padding_share
 
     warnings.simplefilter("ignore")  # that long samples are truncated
     tokens = count_tokens(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -41,7 +41,7 @@ def plan(config: list[Path], store: Path, earlier: Path | None) -> dict:
 
 def measured(run: Path) -> dict[str, float]:
     """Seconds by stage, and bytes, of a finished run."""
-    from aerie.stages import benchmark_seconds
+    from aerie.common.stages import benchmark_seconds
 
     found: dict[str, float] = {}
     for path in sorted(run.glob("benchmarks/*/*.tsv")):

@@ -22,7 +22,7 @@ def main() -> None:
 
     from safetensors.torch import load_file
 
-    from aerie.hidden_states import Shard
+    from aerie.states.shard import Shard
 
     def read_shard(folder: Path) -> None:
         with Shard(next(folder.rglob("*.safetensors"))) as shard:

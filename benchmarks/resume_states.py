@@ -26,23 +26,25 @@ WIDTH, LAYERS, VOCABULARY = 64, 8, 1000
 
 def made_up(number: int, seed: int = 0):
     """Samples of 20 to 400 tokens."""
-    from aerie.files import digest
-    from aerie.samples import Row
+    from aerie.common.files import digest
+    from aerie.samples.tokenize import TokenizedSample
 
     rows = []
     for i in range(number):
         random = np.random.default_rng([seed, i])
         ids = random.integers(3, VOCABULARY, int(random.integers(20, 400))).tolist()
         name = digest(ids)
-        rows.append(Row(name, name, "benchmark", "train", ids, [True] * len(ids), 1, -1))
+        rows.append(
+            TokenizedSample(name, name, "benchmark", "train", ids, [True] * len(ids), 1, -1)
+        )
     return rows
 
 
 def fill_store(store, rows, shards) -> None:
     import torch
 
-    from aerie.extraction import put_shard
-    from aerie.hidden_states import Sample
+    from aerie.extraction.lane import write_shard
+    from aerie.states.shard import Sample
 
     by_id = {r.id: r for r in rows}
     for shard in shards:
@@ -51,12 +53,12 @@ def fill_store(store, rows, shards) -> None:
             tokens = torch.tensor(by_id[identity].input_ids)
             states = torch.randn(len(tokens), len(store.convention.layer_ids), WIDTH)
             samples.append(Sample(identity, tokens, states.to(torch.bfloat16)))
-        put_shard(store, shard["id"], samples, {})
+        write_shard(store, shard["id"], samples, {})
 
 
 def resume(folder: Path, rows, store, shards) -> dict:
-    from aerie.files import write_json
-    from aerie.samples import write_samples
+    from aerie.common.files import write_json
+    from aerie.samples.tokenize import write_samples
 
     samples, listed, fingerprint = (folder / n for n in ("s.parquet", "s.json", "f.json"))
     write_samples(samples, rows)
@@ -94,7 +96,11 @@ def resume(folder: Path, rows, store, shards) -> dict:
     manifest = json.loads(output.read_text())
     start = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import aerie.extraction, aerie.samples, aerie.verifier"],
+        [
+            sys.executable,
+            "-c",
+            "import aerie.extraction.lane, aerie.samples.tokenize, aerie.verifier.checkpoint",
+        ],
         check=True,
         env={"PYTHONPATH": str(ROOT / "scripts")},
     )
@@ -112,9 +118,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=5000)
     args = parser.parse_args()
-    from aerie.extraction import LaneWork
-    from aerie.hidden_states import Convention, Store
-    from aerie.verifier import resolve_layer_ids
+    from aerie.extraction.lane import LaneWork
+    from aerie.states.shard import Convention, Store
+    from aerie.verifier.checkpoint import resolve_layer_ids
 
     ids = tuple(resolve_layer_ids(None, LAYERS))
     rows = made_up(args.samples)

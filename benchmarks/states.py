@@ -18,7 +18,7 @@ def from_arguments(text: str) -> tuple[list, int]:
 
 def stored(paths: list[Path], limit: int = 400_000_000) -> list:
     """Samples of these shards, up to `limit` bytes of states."""
-    from aerie.hidden_states import Shard
+    from aerie.states.shard import Shard
 
     samples, size = [], 0
     for path in paths:
@@ -38,7 +38,7 @@ def stand_in(count: int, length: int, width: int = 7168) -> list:
     as large, and each layer adds to the layer before in bf16, eight times between two that are
     kept: sums are rounded as a verifier rounds them.
     """
-    from aerie.hidden_states import Sample
+    from aerie.states.shard import Sample
 
     generator = torch.Generator().manual_seed(0)
 
@@ -62,7 +62,7 @@ def stand_in(count: int, length: int, width: int = 7168) -> list:
 
 
 def convention(samples: list, form: str = "lossless"):
-    from aerie.hidden_states import Convention
+    from aerie.states.shard import Convention
 
     _, layers, width = samples[0].states.shape
     return Convention("0" * 32, tuple(range(1, layers + 1)), width, form)

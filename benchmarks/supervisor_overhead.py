@@ -21,7 +21,7 @@ from common import ROOT, record
 JOB = """
 import sys, time
 from pathlib import Path
-from aerie.progress import JobProgress
+from aerie.common.progress import JobProgress
 
 seconds, pause = float(sys.argv[1]), float(sys.argv[2])
 start, steps = time.monotonic(), 0

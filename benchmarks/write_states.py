@@ -21,7 +21,7 @@ from common import record
 
 
 def ours(folder: Path, samples: list, form: str) -> None:
-    from aerie.hidden_states import Store
+    from aerie.states.shard import Store
 
     Store(folder, states.convention(samples, form)).write("0" * 32, samples)
 

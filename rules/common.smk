@@ -13,17 +13,19 @@ if workflow.is_main_process:
 from snakemake.logging import logger
 
 from aerie.config import check_paths, load_config
-from aerie.files import InputError, write_json
-from aerie.leases import Leases
-from aerie.verifier import check_config, checkpoint_state, find_sizes
+from aerie.common.errors import AerieError
+from aerie.common import versions
+from aerie.common.files import write_json
+from aerie.common.leases import Leases
+from aerie.verifier.checkpoint import check_config, checkpoint_state, find_sizes
 
 
 def checked(function, *arguments):
-    """What the function returns; an `InputError` of it ends the run with its message and nothing
+    """What the function returns; an `AerieError` of it ends the run with its message and nothing
     else. (Snakemake shows every other exception with lines of the Snakefile.)"""
     try:
         return function(*arguments)
-    except InputError as error:
+    except AerieError as error:
         sys.exit(f"error: {error}")
 
 
@@ -43,7 +45,7 @@ SCRIPTS = os.path.relpath(os.path.join(workflow.basedir, "scripts"))
 ALL_CORES = workflow.resource_settings.cores or 1
 ENVIRONMENT = "../envs/gpu.yaml" if CONFIG.engine_gpus else "../envs/cpu.yaml"
 # What a long job may take of a cluster, at its first attempt. A job that exceeds it goes on from
-# what it kept, with more (`growing`).
+# what it kept, with more (`scale_with_attempt`).
 ENGINE_MB = 32_000 * CONFIG.engine_gpus or 8_000 + 1_000 * CONFIG.engine.cpu_cache_gib
 LONG = 480
 
@@ -59,7 +61,7 @@ def as_json(section):
     return json.dumps(section.model_dump() if hasattr(section, "model_dump") else section)
 
 
-def growing(amount):
+def scale_with_attempt(amount):
     """A resource that grows with each attempt: more memory (MB) after a job was killed for want of
     it, more time (minutes) after it ran out."""
     return lambda wildcards, attempt: amount * attempt
@@ -85,15 +87,7 @@ def trust():
     return flag("--trust-remote-code", CONFIG.verifier.trust_remote_code)
 
 
-def version_of(module):
-    """Version constants of a library module: one of a rule's params, so that raising one makes
-    the results anew. Read from the text, because some of the modules import torch."""
-    path = os.path.join(workflow.basedir, "scripts", "aerie", f"{module}.py")
-    with open(path, encoding="utf-8") as file:
-        return re.findall(r"^[A-Z_]+_VERSION = .+$", file.read(), re.MULTILINE)
-
-
-def tell_params_apart():
+def add_param_names():
     """Snakemake compares the values of params without their names, so of two that are exchanged
     it would notice nothing. Give each rule its values with their names as one more."""
     for each in workflow.rules:

@@ -16,8 +16,8 @@ rule measure_acceptance:
     resources:
         engine=1,
         gpu=CONFIG.engine_gpus,
-        mem_mb=growing(ENGINE_MB),
-        runtime=growing(LONG),
+        mem_mb=scale_with_attempt(ENGINE_MB),
+        runtime=scale_with_attempt(LONG),
     params:
         prompt_sets=[
             part
@@ -29,7 +29,7 @@ rule measure_acceptance:
         max_tokens=CONFIG.evaluation.max_tokens,
         max_length=CONFIG.samples.max_length,
         engine=ENGINE,
-        version=version_of("evaluation"),
+        version=versions.EVALUATION_VERSION,
         trust=trust(),
         progress=progress_of("measure_acceptance", "{name}"),
     shell:
@@ -59,8 +59,8 @@ rule measure_speed:
     resources:
         engine=1,
         gpu=CONFIG.engine_gpus,
-        mem_mb=growing(ENGINE_MB),
-        runtime=growing(LONG),
+        mem_mb=scale_with_attempt(ENGINE_MB),
+        runtime=scale_with_attempt(LONG),
     params:
         num_speculative_tokens=CONFIG.evaluation.num_speculative_tokens,
         prompts=CONFIG.evaluation.speed_prompts,
@@ -68,7 +68,7 @@ rule measure_speed:
         max_length=CONFIG.samples.max_length,
         concurrencies=CONFIG.evaluation.concurrencies,
         engine=ENGINE,
-        version=version_of("evaluation"),
+        version=versions.EVALUATION_VERSION,
         trust=trust(),
         progress=progress_of("measure_speed", "{name}"),
     shell:

@@ -1,4 +1,4 @@
-from aerie.manifest import broken_shards
+from aerie.states.manifest import broken_shards
 
 
 # A lane's manifest is what Snakemake watches, not the shards that it names. When one of them was
@@ -41,8 +41,8 @@ rule extract_hidden_states:
     resources:
         engine=1,
         gpu=CONFIG.engine_gpus,
-        mem_mb=growing(ENGINE_MB),
-        runtime=growing(LONG),
+        mem_mb=scale_with_attempt(ENGINE_MB),
+        runtime=scale_with_attempt(LONG),
     params:
         layer_ids=as_json(CONFIG.hidden_states.layer_ids),
         format=CONFIG.hidden_states.format,
@@ -51,7 +51,7 @@ rule extract_hidden_states:
         max_length=CONFIG.samples.max_length,
         min_kept_share=CONFIG.hidden_states.min_kept_share,
         dtype=DTYPE,
-        version=version_of("hidden_states"),
+        version=versions.SHARD_VERSION,
         trust=trust(),
         progress=progress_of("extract_hidden_states", "{lane}"),
     shell:

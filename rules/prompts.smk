@@ -1,5 +1,5 @@
 from aerie.config import Corpus
-from aerie.reading import expand as expand_source
+from aerie.corpus.reading import expand as expand_source
 
 
 def source_files(source):
@@ -52,12 +52,12 @@ rule collect_prompts:
     threads: 1
     resources:
         gpu=0,
-        mem_mb=growing(4_000),
-        runtime=growing(60),
+        mem_mb=scale_with_attempt(4_000),
+        runtime=scale_with_attempt(60),
     params:
         mode=CONFIG.generation.mode,
         options=corpus_options(),
-        version=version_of("corpus"),
+        version=versions.CORPUS_VERSION,
         progress=progress_of("collect_prompts"),
     shell:
         "python {SCRIPTS}/collect_prompts.py --mode {params.mode} {params.options:q}"

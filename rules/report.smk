@@ -30,14 +30,14 @@ rule render_report:
     threads: 1
     resources:
         gpu=0,
-        mem_mb=growing(4_000),
-        runtime=growing(60),
+        mem_mb=scale_with_attempt(4_000),
+        runtime=scale_with_attempt(60),
     params:
         drafters=list(CONFIG.drafters),
         # Other limits of the watch, another place of the store or others to be told make no
         # other report.
         config=json.dumps(CONFIG.model_dump(exclude={"watch", "store", "notify"})),
-        version=version_of("report"),
+        version=versions.REPORT_VERSION,
     shell:
         "python {SCRIPTS}/render_report.py --run $(dirname {output}) --drafters {params.drafters}"
         " --config {params.config:q} --output {output} > {log} 2>&1"

@@ -38,8 +38,8 @@ rule generate_responses:
     resources:
         engine=0 if ENDPOINTS else 1,
         gpu=0 if ENDPOINTS else CONFIG.engine_gpus,
-        mem_mb=growing(4_000 if ENDPOINTS else ENGINE_MB),
-        runtime=growing(LONG),
+        mem_mb=scale_with_attempt(4_000 if ENDPOINTS else ENGINE_MB),
+        runtime=scale_with_attempt(LONG),
     params:
         temperature=CONFIG.generation.temperature,
         top_p=CONFIG.generation.top_p,
@@ -54,7 +54,7 @@ rule generate_responses:
             else []
         ),
         dtype=DTYPE,
-        version=version_of("responses"),
+        version=versions.RESPONSES_VERSION,
         trust=trust(),
         progress=progress_of("generate_responses"),
     shell:

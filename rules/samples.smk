@@ -22,8 +22,8 @@ rule tokenize_samples:
     threads: 1
     resources:
         gpu=0,
-        mem_mb=growing(4_000),
-        runtime=growing(60),
+        mem_mb=scale_with_attempt(4_000),
+        runtime=scale_with_attempt(60),
     params:
         responses=" ".join(f"--responses {path}" for path in GENERATED.values()),
         max_length=CONFIG.samples.max_length,
@@ -33,7 +33,7 @@ rule tokenize_samples:
         no_reasoning=flag("--no-reasoning", not CONFIG.samples.supervise_reasoning),
         samples_per_shard=CONFIG.hidden_states.samples_per_shard,
         last_state=CONFIG.hidden_states.last_state,
-        version=version_of("samples"),
+        version=versions.SAMPLES_VERSION,
         trust=trust(),
     shell:
         "python {SCRIPTS}/tokenize_samples.py --train {input.train} --heldout {input.heldout}"

@@ -18,12 +18,12 @@ rule write_prompts:
     resources:
         engine=1,
         gpu=CONFIG.engine_gpus,
-        mem_mb=growing(ENGINE_MB),
-        runtime=growing(LONG),
+        mem_mb=scale_with_attempt(ENGINE_MB),
+        runtime=scale_with_attempt(LONG),
     params:
         settings=as_json(CONFIG.self_prompts),
         dtype=DTYPE,
-        version=version_of("self_prompts"),
+        version=versions.SELF_PROMPTS_VERSION,
         trust=trust(),
         progress=progress_of("write_prompts"),
     shell:

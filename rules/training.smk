@@ -36,13 +36,13 @@ rule train_drafter:
         engine=1,
         gpu=lambda wildcards: drafter_of(wildcards).gpus,
         mem_mb=lambda wildcards, attempt: (32_000 * drafter_of(wildcards).gpus or 8_000) * attempt,
-        runtime=growing(LONG),
+        runtime=scale_with_attempt(LONG),
     params:
         settings=lambda wildcards: as_json(drafter_of(wildcards)),
         vocabulary=lambda wildcards, input: (
             f"--vocabulary {os.path.dirname(input.maps[0])}" if input.maps else ""
         ),
-        version=version_of("training"),
+        version=versions.TRAINING_VERSION,
         launcher=launcher_of,
         trust=trust(),
         progress=progress_of("train_drafter", "{name}"),

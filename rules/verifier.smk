@@ -10,12 +10,12 @@ rule import_verifier:
     threads: 1
     resources:
         gpu=0,
-        mem_mb=growing(4_000),
-        runtime=growing(60),
+        mem_mb=scale_with_attempt(4_000),
+        runtime=scale_with_attempt(60),
     params:
         source=CONFIG.verifier.source,
         checkpoint=checkpoint_state(CONFIG.verifier.source),
-        version=version_of("verifier"),
+        version=[versions.VERIFIER_VERSION, versions.TEMPLATE_VERSION],
         trust=trust(),
     shell:
         "python {SCRIPTS}/import_verifier.py --source {params.source:q} --store {STORE}"

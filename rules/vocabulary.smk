@@ -15,10 +15,10 @@ rule map_vocabulary:
     threads: 1
     resources:
         gpu=0,
-        mem_mb=growing(4_000),
-        runtime=growing(60),
+        mem_mb=scale_with_attempt(4_000),
+        runtime=scale_with_attempt(60),
     params:
-        version=version_of("vocabulary"),
+        version=versions.VOCABULARY_VERSION,
     shell:
         "python {SCRIPTS}/map_vocabulary.py --samples {input.samples}"
         " --verifier {input.verifier} --size {wildcards.size}"

@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aerie import cli
-from aerie import preflight as checks
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.paths import CONFIG
+from aerie.common.text import printable
 from aerie.config import check_paths, load_config, read_config
-from aerie.files import InputError
-from aerie.preflight import Finding
-from aerie.text import printable
-from aerie.triage import Catalogue
+from aerie.planning import preflight as checks
+from aerie.planning.preflight import Finding
+from aerie.watching.triage import Catalogue
 
-CONFIG = Path(__file__).resolve().parent.parent / "config"
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 STATUS = {"ok": 0, "note": 0, "warning": 3, "error": 1}
 SECONDS = 28.0

@@ -22,7 +22,13 @@ from typing import IO, Any
 import numpy as np
 import zstandard
 
-from aerie.cleaning import (
+from aerie.common.cli import parser
+from aerie.common.errors import InputError
+from aerie.common.files import atomic_write, write_json
+from aerie.common.progress import JobProgress
+from aerie.common.text import beginning
+from aerie.config import Corpus, Source, load_config
+from aerie.corpus.cleaning import (
     MB,
     PERMUTATIONS,
     Contamination,
@@ -32,9 +38,7 @@ from aerie.cleaning import (
     prompt_hash,
     signature,
 )
-from aerie.cli import parser
-from aerie.config import Corpus, Source, load_config
-from aerie.corpus import (
+from aerie.corpus.layouts import (
     PROMPT_FILES,
     Tally,
     check_files,
@@ -44,10 +48,7 @@ from aerie.corpus import (
     parse_source,
     source_names,
 )
-from aerie.files import InputError, whole_file, write_json
-from aerie.progress import JobProgress
-from aerie.reading import Meter
-from aerie.text import beginning
+from aerie.corpus.reading import Meter
 
 NOT_LOST = ("duplicate", "near duplicate", "outside the source's weight")
 """Reasons that do not count against the floor: the text is kept elsewhere, or was not asked for."""
@@ -165,7 +166,7 @@ def lines(spool: IO[bytes]) -> Iterator[bytes]:
 def sink(path: Path) -> Iterator[Any]:
     """A compressed file to write to that gets its name when it is whole."""
     with (
-        whole_file(path) as temporary,
+        atomic_write(path) as temporary,
         temporary.open("wb") as raw,
         zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(
             raw, closefd=False

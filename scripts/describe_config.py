@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Write the reference of all keys into config/README.md, after its line `<!-- keys -->`."""
 
-from pathlib import Path
-
+from aerie.common.paths import CONFIG
 from aerie.config import describe_config
 
-README = Path(__file__).resolve().parent.parent / "config" / "README.md"
+README = CONFIG / "README.md"
 MARK = "<!-- keys -->\n"
 
 if __name__ == "__main__":

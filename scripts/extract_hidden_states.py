@@ -5,14 +5,14 @@ import contextlib
 import time
 from pathlib import Path
 
-from aerie import cli
-from aerie.extraction import LaneWork, check_room, describe_lane, fill, is_done, share
-from aerie.files import read_json, write_json
-from aerie.hidden_states import Convention, Store, Teacher
-from aerie.progress import JobProgress
-from aerie.samples import read_samples
-from aerie.staging import Staging
-from aerie.verifier import resolve_layer_ids
+from aerie.common import cli
+from aerie.common.files import read_json, write_json
+from aerie.common.progress import JobProgress
+from aerie.engine.staging import Staging
+from aerie.extraction.lane import LaneWork, check_room, describe_lane, fill, is_done, share
+from aerie.samples.tokenize import read_samples
+from aerie.states.shard import Convention, Store, Teacher
+from aerie.verifier.checkpoint import resolve_layer_ids
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         staging = stack.enter_context(Staging(work.staging_bytes())) if todo else None
 
         def start_engine():
-            from aerie.engine import Engine
+            from aerie.engine.in_process import Engine
 
             return Engine(
                 model,

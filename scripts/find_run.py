@@ -7,8 +7,8 @@ Of a run that was killed on another machine it takes a minute and a half to be s
 import sys
 from pathlib import Path
 
-from aerie import cli
-from aerie.leases import Leases
+from aerie.common import cli
+from aerie.common.leases import Leases
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from aerie import cli
-from aerie.chat import ChatTemplate
-from aerie.files import read_json_lines, write_json
-from aerie.hidden_states import Convention, Store, Teacher
-from aerie.progress import JobProgress
-from aerie.staging import Staging
-from aerie.verifier import resolve_layer_ids
+from aerie.chat.template import ChatTemplate
+from aerie.common import cli
+from aerie.common.files import read_json_lines, write_json
+from aerie.common.progress import JobProgress
+from aerie.engine.staging import Staging
+from aerie.states.shard import Convention, Store, Teacher
+from aerie.verifier.checkpoint import resolve_layer_ids
 
 
 def open_engine(
@@ -26,8 +26,8 @@ def open_engine(
     progress: JobProgress,
 ):
     """What answers: endpoints where the arguments name some, else an engine of this job."""
-    from aerie.endpoint import Endpoints
-    from aerie.engine import Engine
+    from aerie.engine.endpoints import Endpoints
+    from aerie.engine.in_process import Engine
 
     if args.endpoint:
         return Endpoints(
@@ -57,7 +57,7 @@ def make_capture(
     staging: Staging,
     progress: JobProgress,
 ):
-    from aerie.responses import Capture
+    from aerie.generation.answers import Capture
 
     limits = {"max_length": args.max_length, "min_supervised_tokens": args.min_supervised_tokens}
     return Capture(
@@ -119,7 +119,8 @@ def main() -> None:
 
     verifier = cli.read_fingerprint(args.verifier)
     # vLLM is imported below here: what can be wrong above must not cost its 10 seconds.
-    from aerie import endpoint, responses
+    from aerie.engine import endpoints as endpoint
+    from aerie.generation import answers as responses
 
     model_name = None
     if args.endpoint:

@@ -6,11 +6,12 @@ The configuration is compared with it before anything expensive starts.
 
 from pathlib import Path
 
-from aerie import cli
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.files import write_json
 from aerie.config import load_config
-from aerie.files import InputError, write_json
-from aerie.preflight import check_verifier
-from aerie.verifier import check_config, describe_verifier, locate_verifier
+from aerie.planning.preflight import check_verifier
+from aerie.verifier.checkpoint import check_config, describe_verifier, locate_verifier
 
 
 def main() -> None:

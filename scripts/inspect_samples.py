@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aerie.chat import ChatTemplate, Unverified
+from aerie.chat.template import ChatTemplate, Unverified
+from aerie.common.errors import InputError
+from aerie.common.files import digest
+from aerie.common.text import beginning
 from aerie.config import Samples, load_config
-from aerie.corpus import Tally, check_source, conversations, parse_source, source_names
-from aerie.files import InputError, digest
-from aerie.prompt_sets import first_turn
-from aerie.text import beginning
+from aerie.corpus.layouts import Tally, check_source, conversations, parse_source, source_names
+from aerie.corpus.prompt_sets import first_turn
 
 STYLES = {"supervised": "bold green", "control": "magenta", "rest": "dim"}
 BRACKETS = "⟦", "⟧"  # around supervised text where there are no colours

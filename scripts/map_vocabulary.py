@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from aerie import cli
-from aerie.files import whole_file, write_json
-from aerie.samples import read_samples
-from aerie.vocabulary import build_maps, count_tokens, describe_coverage
+from aerie.common import cli
+from aerie.common.files import atomic_write, write_json
+from aerie.samples.tokenize import read_samples
+from aerie.samples.vocabulary import build_maps, count_tokens, describe_coverage
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     rows = [r for r in read_samples(args.samples).values() if r.split == "train"]
     counts = count_tokens(rows, verifier["vocab_size"])
     for name, array in zip(("t2d", "d2t"), build_maps(counts, args.size), strict=True):
-        with whole_file(args.output / f"{name}.npy") as temporary, temporary.open("wb") as file:
+        with atomic_write(args.output / f"{name}.npy") as temporary, temporary.open("wb") as file:
             np.save(file, array)
     write_json(
         args.output / "coverage.json",

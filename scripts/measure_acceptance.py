@@ -3,12 +3,14 @@
 
 from pathlib import Path
 
-from aerie import cli
-from aerie.chat import ChatTemplate
-from aerie.evaluation import EVALUATION_VERSION, measure_acceptance
-from aerie.files import InputError, digest, digest_file, read_json, write_json
-from aerie.progress import JobProgress
-from aerie.prompt_sets import encode_prompts, read_heldout, read_prompt_file
+from aerie.chat.template import ChatTemplate
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.files import digest, digest_file, read_json, write_json
+from aerie.common.progress import JobProgress
+from aerie.common.versions import EVALUATION_VERSION
+from aerie.corpus.prompt_sets import encode_prompts, read_heldout, read_prompt_file
+from aerie.evaluation.measure import measure_acceptance
 
 
 def main() -> None:
@@ -51,7 +53,7 @@ def main() -> None:
     key = digest(EVALUATION_VERSION, verifier["fingerprint"], weights, settings, prompt_sets)
     kept = args.store / "acceptance" / f"{key}.json"
     if not kept.is_file():
-        from aerie.engine import Engine
+        from aerie.engine.in_process import Engine
 
         total = sum(len(p) for p in prompt_sets.values())
         with (

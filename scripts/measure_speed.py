@@ -4,12 +4,14 @@
 import platform
 from pathlib import Path
 
-from aerie import cli
-from aerie.chat import ChatTemplate
-from aerie.evaluation import EVALUATION_VERSION, measure_speed
-from aerie.files import InputError, digest, digest_file, read_json, write_json
-from aerie.machine import describe_machine
-from aerie.prompt_sets import encode_prompts, read_heldout
+from aerie.chat.template import ChatTemplate
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.files import digest, digest_file, read_json, write_json
+from aerie.common.machine import describe_machine
+from aerie.common.versions import EVALUATION_VERSION
+from aerie.corpus.prompt_sets import encode_prompts, read_heldout
+from aerie.evaluation.measure import measure_speed
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aerie import cli, notify
-from aerie.report import as_duration
-from aerie.status import BROKEN, RunStatus, gather
+from aerie.common import cli
+from aerie.report.page import as_duration
+from aerie.watching import notify
+from aerie.watching.status import BROKEN, RunStatus, gather
 
 
 def main() -> None:

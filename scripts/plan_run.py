@@ -15,11 +15,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from aerie import cli
+from aerie.common import cli
+from aerie.common.errors import InputError
 from aerie.config import load_config, read_config
-from aerie.files import InputError
-from aerie.plan import choose_hardware, make_plan
-from aerie.plan_text import show
+from aerie.planning.plan import choose_hardware, make_plan
+from aerie.planning.text import show
 
 RESULTS = Path("results")
 HARDWARE = Path("config/hardware.yaml")

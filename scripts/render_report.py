@@ -5,9 +5,9 @@ import datetime
 import subprocess
 from pathlib import Path
 
-from aerie import cli
-from aerie.files import write_bytes
-from aerie.report import read_run, render
+from aerie.common import cli
+from aerie.common.files import write_bytes
+from aerie.report.page import read_run, render
 
 SCRIPTS = Path(__file__).resolve().parent
 
@@ -23,7 +23,7 @@ def main() -> None:
     args = parser.parse_args()
 
     run = read_run(args.run, args.drafters, args.config)
-    page = render(run, SCRIPTS / "aerie" / "report.html.j2", _facts())
+    page = render(run, SCRIPTS / "aerie/report/report.html.j2", _facts())
     # An id may hold half a surrogate pair, which UTF-8 cannot.
     write_bytes(args.output, page.encode("utf-8", "backslashreplace"))
 

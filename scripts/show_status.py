@@ -14,12 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from aerie import cli
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.files import write_bytes
+from aerie.common.signals import next_signal
 from aerie.config import load_config, read_config
-from aerie.files import InputError, write_bytes
-from aerie.signals import next_signal
-from aerie.status import RunStatus, gather
-from aerie.status_page import as_html, as_prometheus, draw
+from aerie.watching.page import as_html, as_prometheus, draw
+from aerie.watching.status import RunStatus, gather
 
 RESULTS = Path("results")
 WATCH_SECONDS = 3.0

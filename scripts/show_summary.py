@@ -3,9 +3,9 @@
 
 from pathlib import Path
 
-from aerie import cli
-from aerie.files import InputError
-from aerie.report import (
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.report.page import (
     Drafter,
     read_drafter,
     read_object,

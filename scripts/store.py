@@ -16,12 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aerie import cli
-from aerie.files import InputError, read_optional, write_json
-from aerie.hidden_states import BadStates, Convention, Shard, Store, Teacher
-from aerie.leases import Leases
-from aerie.progress import JobProgress
-from aerie.store_care import (
+from aerie.common import cli
+from aerie.common.errors import InputError, UnusableStates
+from aerie.common.files import read_optional, write_json
+from aerie.common.leases import Leases
+from aerie.common.progress import JobProgress
+from aerie.maintenance.verify import (
     find_garbage,
     find_shard,
     missing_shards,
@@ -31,6 +31,7 @@ from aerie.store_care import (
     summarize_shard,
     verify_shard,
 )
+from aerie.states.shard import Convention, Shard, Store, Teacher
 
 
 def main() -> None:
@@ -108,8 +109,8 @@ def main() -> None:
     except BrokenPipeError:  # of `… | head`; what is left to be printed goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except BadStates as error:
-        raise BadStates(
+    except UnusableStates as error:
+        raise UnusableStates(
             f"{error}. `store.py verify --set-aside` moves damaged files aside; the next run makes "
             "them anew"
         ) from error
@@ -305,7 +306,7 @@ def delete(path: Path) -> None:
 
 
 def export_states(args: argparse.Namespace) -> None:
-    from aerie import exchange
+    from aerie.maintenance import exchange
 
     source = exchange.read_source(args.run, args.store)
     exchange.prepare_folder(args.folder, source)
@@ -363,7 +364,7 @@ def import_command(args: argparse.Namespace, held: dict[str, Any], kept_as: str)
 
 
 def import_states(args: argparse.Namespace) -> None:
-    from aerie import exchange
+    from aerie.maintenance import exchange
 
     verifier = cli.read_fingerprint(args.run / "verifier/fingerprint.json")
     stated = exchange.Stated.of(

@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from aerie import cli, devices
+from aerie.common import cli, devices
+from aerie.common.errors import InputError
 from aerie.config import load_config
-from aerie.files import InputError
-from aerie.supervisor import Job, has_ended, starter, supervise
+from aerie.watching.supervisor import Job, has_ended, starter, supervise
 
 
 def take_gpus(args: argparse.Namespace) -> None:

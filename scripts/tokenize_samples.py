@@ -3,9 +3,11 @@
 
 from pathlib import Path
 
-from aerie import cli, samples
-from aerie.chat import ChatTemplate, Unverified
-from aerie.files import InputError, read_json, read_json_lines, write_json
+from aerie.chat.template import ChatTemplate, Unverified
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.files import read_json, read_json_lines, write_json
+from aerie.samples import tokenize as samples
 
 
 def main() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
     }
     template = ChatTemplate.load(Path(verifier["path"]), args.trust_remote_code)
     if args.responses:
-        from aerie.responses import AnswerStore
+        from aerie.generation.answers import AnswerStore
 
         wanted = {r["id"] for records in splits.values() for r in records}
         answers = AnswerStore(args.store, read_json(args.responses)["key"]).load(wanted)

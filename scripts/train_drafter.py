@@ -10,19 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from aerie import cli
-from aerie.files import (
-    InputError,
-    digest,
-    digest_file,
-    read_json,
-    sync_folder,
-    write_bytes,
-    write_json,
-)
-from aerie.leases import POLL_SECONDS, Leases
-from aerie.progress import JobProgress
-from aerie.samples import read_samples
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.files import digest, digest_file, read_json, sync_folder, write_bytes, write_json
+from aerie.common.leases import POLL_SECONDS, Leases
+from aerie.common.progress import JobProgress
+from aerie.common.versions import TRAINING_VERSION
+from aerie.samples.tokenize import read_samples
 
 
 def main() -> None:
@@ -60,7 +54,6 @@ def main() -> None:
 
 def _key(args, verifier, lanes) -> str:
     """Hash of everything that determines the drafter."""
-    from aerie.training import TRAINING_VERSION
 
     relevant = {k: v for k, v in args.settings.items() if k not in ("gpus", "loader_workers")}
     # Each rank adds a sequence to a step; one GPU or none is one rank.
@@ -101,7 +94,7 @@ def _take(folder: Path, leases: Leases, bar: JobProgress) -> None:
 
 
 def _train(args, verifier, lanes, rows, folder: Path, leases: Leases, bar: JobProgress) -> None:
-    from aerie.training import TrainingFailed, place_samples, read_metrics, run_training
+    from aerie.drafter.trainer import TrainingFailed, place_samples, read_metrics, run_training
 
     maps = None
     if args.vocabulary:

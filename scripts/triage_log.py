@@ -8,19 +8,18 @@ cannot be used.
 import json
 import os
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from aerie import cli
-from aerie.files import InputError
-from aerie.progress import JobProgress
-from aerie.text import printable
-from aerie.triage import ORDER, Catalogue, Finding, triage
+from aerie.common import cli
+from aerie.common.errors import InputError
+from aerie.common.paths import LOG_PATTERNS
+from aerie.common.progress import JobProgress
+from aerie.common.text import printable
+from aerie.watching.triage import ORDER, Catalogue, Finding, triage
 
-CATALOGUE = Path(__file__).resolve().parent.parent / "config" / "log_patterns.yaml"
 STYLES = {
     "fatal": "bold red",
     "degraded": "yellow",
@@ -38,7 +37,7 @@ def main() -> int:
     args = parser.parse_args()
     cli.prepare_to_show()
     try:
-        findings = read(args.log, Catalogue.load(CATALOGUE))
+        findings = read(args.log, Catalogue.load(LOG_PATTERNS))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -4,12 +4,12 @@
 import time
 from pathlib import Path
 
-from aerie import cli
-from aerie.chat import ChatTemplate, UserTurn
+from aerie.chat.template import ChatTemplate, UserTurn
+from aerie.common import cli
+from aerie.common.files import write_json, write_json_lines
+from aerie.common.progress import JobProgress
 from aerie.config import load_config
-from aerie.engine import Engine
-from aerie.files import write_json, write_json_lines
-from aerie.progress import JobProgress
+from aerie.engine.in_process import Engine
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
 
     settings = load_config({"self_prompts": args.settings}).self_prompts
     verifier = cli.read_fingerprint(args.verifier)
-    from aerie import self_prompts
+    from aerie.generation import self_prompts
 
     template = ChatTemplate.load(Path(verifier["path"]), args.trust_remote_code)
     key = self_prompts.attempts_key(settings, verifier["fingerprint"])

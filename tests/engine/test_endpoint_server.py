@@ -12,10 +12,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY_ENGINE
 
-from aerie.files import read_json, write_json, write_json_lines
-from aerie.responses import AnswerStore
+from aerie.common.files import read_json, write_json, write_json_lines
+from aerie.generation.answers import AnswerStore
+from support.models import TINY_ENGINE
+from support.paths import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 

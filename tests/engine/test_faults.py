@@ -15,8 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from conftest import Project, end_marked, marked_processes, wait_until
-from test_whole_way import configuration, logs, write_prompts
+
+from support.processes import end_marked, marked_processes, wait_until
+from support.project import Project
+from support.runs import configuration, logs, write_prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -109,7 +111,7 @@ class Faulty:
             file.write(code)
 
     def mend(self) -> None:
-        for path in (self.folder / "scripts/aerie").glob("*.whole"):
+        for path in (self.folder / "scripts/aerie").rglob("*.whole"):
             path.replace(path.with_suffix(".py"))
 
     def nothing_left(self) -> None:
@@ -158,7 +160,7 @@ def whole_afterwards(faulty):
 
 def test_an_exception_in_the_connector(faulty):
     faulty.forget_shards()
-    faulty.break_module("connector", BROKEN_CONNECTOR)
+    faulty.break_module("engine/connector", BROKEN_CONNECTOR)
     done = faulty.run(LANE)
     assert done.returncode != 0
     assert faulty.status(EXTRACTION)["state"] == "failed"
@@ -170,7 +172,7 @@ def test_an_exception_in_the_connector(faulty):
 
 def test_an_engine_killed_in_the_middle_of_extraction(faulty):
     faulty.forget_shards()
-    faulty.break_module("engine", SLOW_ANSWERS)
+    faulty.break_module("engine/in_process", SLOW_ANSWERS)
     kept = len(faulty.shards())
     process = faulty.start(LANE, VLLM_ENABLE_V1_MULTIPROCESSING="1")
     wait(process, lambda: len(faulty.shards()) > kept)
@@ -193,7 +195,9 @@ def test_a_disk_that_fills_up(faulty):
     if may.returncode:
         pytest.skip("a small file system cannot be mounted here without being root")
     faulty.forget_shards()
-    faulty.break_module("engine", SLOW_ANSWERS)  # the disk is full long before the last shard
+    faulty.break_module(
+        "engine/in_process", SLOW_ANSWERS
+    )  # the disk is full long before the last shard
     store = faulty.folder / "results/store/hidden_states"
     kept = faulty.folder / "kept"
     script = 'cp -r "$1" "$2" && mount -t tmpfs -o size=12m small "$1" && cp -r "$2"/. "$1"; shift'
@@ -255,7 +259,7 @@ def train_the_rest(faulty, name: str) -> None:
 
 
 def test_a_trainer_that_loops(faulty):
-    faulty.break_module("training", ENDLESS_LOOP)
+    faulty.break_module("drafter/trainer", ENDLESS_LOOP)
     done = faulty.run(target("loop"))
     assert done.returncode != 0
     status = faulty.status("train_drafter/loop")
@@ -290,7 +294,7 @@ def test_a_trainer_that_is_stopped(faulty):
 def test_nan_in_a_shard(faulty, monkeypatch):
     import torch
 
-    from aerie.hidden_states import Convention, Sample, Shard, Store
+    from aerie.states.shard import Convention, Sample, Shard, Store
 
     lane = faulty.project.read(LANE)
     found = lane["convention"]
@@ -312,7 +316,7 @@ def test_nan_in_a_shard(faulty, monkeypatch):
     ]
     samples[-1].states[:, -1, 3] = torch.nan
     path.unlink()
-    monkeypatch.setattr("aerie.hidden_states.check_states", lambda *_: None)
+    monkeypatch.setattr("aerie.states.shard.check_states", lambda *_: None)
     store.write(entry["id"], samples)
     entry["bytes"] = path.stat().st_size
     (faulty.folder / LANE).write_text(json.dumps(lane))

@@ -4,7 +4,10 @@ import json
 import sys
 
 import pytest
-from conftest import ROOT, TINY_ENGINE, make_verifier, run_python
+
+from support.models import TINY_ENGINE, make_verifier
+from support.paths import ROOT
+from support.processes import run_python
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -15,13 +18,14 @@ from pathlib import Path
 if __name__ == "__main__":
     import torch
     import vllm
-    from aerie import connector
-    from aerie.engine import Engine, EngineDied, Failure, Request
-    from aerie.extraction import LaneWork, describe_lane, fill
-    from aerie.files import InputError
-    from aerie.hidden_states import BadStates, Convention, Shard, Store, Teacher
-    from aerie.samples import Row, describe_shard
-    from aerie.staging import Staging
+    from aerie.engine import connector
+    from aerie.engine.in_process import Engine, EngineDied, Failure, Request
+    from aerie.extraction.lane import LaneWork, describe_lane, fill
+    from aerie.common.errors import InputError
+    from aerie.common.errors import UnusableStates
+    from aerie.states.shard import Convention, Shard, Store, Teacher
+    from aerie.samples.tokenize import TokenizedSample, describe_shard
+    from aerie.engine.staging import Staging
 
     model, other, root = Path({model!r}), Path({other!r}), Path({root!r})
     ids, found = [0, 1, 3, 6], {{}}
@@ -29,7 +33,8 @@ if __name__ == "__main__":
     rows = []
     for number in range(36):
         tokens = torch.randint(3, 400, (5 + 3 * number,)).tolist()
-        rows.append(Row(f"s{{number}}", f"s{{number}}", "x", "train", tokens, [], 1, -1))
+        name = f"s{{number}}"
+        rows.append(TokenizedSample(name, name, "x", "train", tokens, [], 1, -1))
     shards = [describe_shard("train", rows[i : i + 12]) for i in range(0, 36, 12)]
 
     @contextlib.contextmanager

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from conftest import run_python
+
+from support.processes import run_python
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -14,11 +15,11 @@ from pathlib import Path
 if __name__ == "__main__":
     import numpy as np
     import torch
-    from aerie import training
+    from aerie.drafter import trainer as training
     from aerie.config import Drafter
-    from aerie.hidden_states import Convention, Sample, Store
-    from aerie.progress import JobProgress
-    from aerie.samples import Row
+    from aerie.states.shard import Convention, Sample, Store
+    from aerie.common.progress import JobProgress
+    from aerie.samples.tokenize import TokenizedSample
 
     root = Path({root!r})
     convention = Convention("f" * 32, (1, 2, 4, 6), 128)
@@ -35,7 +36,9 @@ if __name__ == "__main__":
             token = 8 * number + i + 3
             split = "train" if number else "heldout"
             mask = [t > 4 and t % 30 > 10 for t in range(length)]
-            rows[identity] = Row(identity, identity, "s", split, [token] * length, mask, 5, 3)
+            rows[identity] = TokenizedSample(
+                identity, identity, "s", split, [token] * length, mask, 5, 3
+            )
             tokens = torch.full((length,), token)
             states = torch.randn(length, 4, 128).to(torch.bfloat16)
             samples.append(Sample(identity, tokens, states))

@@ -3,7 +3,9 @@
 import json
 
 import pytest
-from conftest import TINY_ENGINE, run_python
+
+from support.models import TINY_ENGINE
+from support.processes import run_python
 
 pytestmark = pytest.mark.engine
 
@@ -14,9 +16,10 @@ from pathlib import Path
 if __name__ == "__main__":
     import torch
     from transformers import AutoModelForCausalLM
-    from aerie.engine import Engine, Request, read_captured
-    from aerie.hidden_states import BadStates, Convention, Teacher, check_states
-    from aerie.staging import Staging
+    from aerie.engine.in_process import Engine, Request, read_captured
+    from aerie.common.errors import UnusableStates
+    from aerie.states.shard import Convention, Teacher, check_states
+    from aerie.engine.staging import Staging
 
     model, settings = Path({model!r}), {settings!r}
     ids = [0, 1, 3, 6]
@@ -76,7 +79,7 @@ if __name__ == "__main__":
         for wrong in (a[:, [1, 2, 3, 2]], torch.roll(a, 1, 0)):
             try:
                 teacher.check(wrong, chosen, greedy=True)
-            except BadStates:
+            except UnusableStates:
                 found["refused"] = found.get("refused", 0) + 1
     found["worst"] = worst
     print("FOUND", json.dumps(found))

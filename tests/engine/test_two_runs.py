@@ -6,8 +6,9 @@ import sys
 
 import pytest
 import yaml
-from conftest import Project
-from test_whole_way import configuration, write_prompts
+
+from support.project import Project
+from support.runs import configuration, write_prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -16,7 +16,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import TINY_ENGINE, Project, marked_processes
+
+from support.models import TINY_ENGINE
+from support.processes import marked_processes
+from support.project import Project
 
 pytestmark = [pytest.mark.slurm, pytest.mark.engine, pytest.mark.timeout(600)]
 

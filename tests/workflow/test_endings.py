@@ -14,10 +14,11 @@ import time
 
 import psutil
 import pytest
-from conftest import Project, end_marked, marked_processes, wait_until
-from test_dry_runs import STAND_IN
 
-from aerie.leases import this_machine
+from aerie.common.leases import this_machine
+from support.processes import end_marked, marked_processes, wait_until
+from support.project import Project
+from support.workflow import STAND_IN
 
 TARGET = "results/demo/responses/manifest.json"
 REAL = ("supervise.py", "find_run.py", "triage_log.py")

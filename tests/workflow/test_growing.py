@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import KIMI, ROOT, Project
-from test_dry_runs import FAR
 
-from aerie import costs, plan
 from aerie.config import load_config
-from aerie.hidden_states import Convention, Store, shard_id
-from aerie.responses import AnswerStore, Sampling
-from aerie.samples import Dropped, group_by_shard, rows_of_answer
+from aerie.generation.answers import AnswerStore, Sampling
+from aerie.planning import costs, plan
+from aerie.samples.tokenize import Dropped, group_by_shard, rows_of_answer
+from aerie.states.shard import Convention, Store, shard_id
+from support.models import KIMI
+from support.paths import ROOT
+from support.project import Project
+from support.workflow import FAR
 
 FINGERPRINT = {
     "source": "verifier",
@@ -231,7 +233,7 @@ def test_what_does_not_fit_is_said_before(planning, tmp_path):
 
 
 def test_a_finished_run_has_nothing_to_do(planning):
-    from test_dry_runs import STAND_IN
+    from support.workflow import STAND_IN
 
     for path in (planning.folder / "scripts").glob("*.py"):
         if path.name != "plan_run.py":

@@ -2,7 +2,7 @@
 
 import json
 
-from conftest import Project
+from support.project import Project
 
 SECRET = "T0K3N-that-nobody-sees"
 

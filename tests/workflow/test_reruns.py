@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, Project
-from test_dry_runs import STAND_IN
 
+from aerie.common import versions
+from aerie.common.stages import STAGES
 from aerie.config import Config, Drafter, Section, Source
-from aerie.stages import STAGES
+from support.paths import ROOT
+from support.project import Project
+from support.workflow import STAND_IN
 
 # A changed value of every key, laid over the demo's configuration.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -267,22 +269,18 @@ def _(folder: Path) -> None:
     shutil.rmtree(folder / ".snakemake")
 
 
-def raised(module: str):
+def raised(name: str):
     def change(folder: Path) -> None:
-        path = folder / f"scripts/aerie/{module}.py"
-        text = re.sub(r"(?m)^([A-Z_]+_VERSION = )\d+$", r"\g<1>99", path.read_text())
-        assert "_VERSION = 99" in text
+        path = folder / "scripts/aerie/common/versions.py"
+        text = re.sub(rf"(?m)^{name} = \d+$", f"{name} = 99", path.read_text())
+        assert f"{name} = 99" in text
         path.write_text(text)
 
     return change
 
 
-VERSIONED = [
-    p.stem
-    for p in sorted((ROOT / "scripts/aerie").glob("*.py"))
-    if re.search(r"(?m)^[A-Z_]+_VERSION = \d+$", p.read_text(encoding="utf-8"))
-]
-KINDS |= {f"version constant of `{module}.py` raised": raised(module) for module in VERSIONED}
+VERSIONS = [n for n in vars(versions) if n.endswith("_VERSION")]
+KINDS |= {f"`{name}` raised": raised(name) for name in VERSIONS}
 
 
 def table(heading: str) -> dict[str, set[str]]:

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
-from test_dry_runs import STAND_IN
+
+from support.paths import ROOT
+from support.processes import wait_until
+from support.workflow import STAND_IN
 
 SLURM = ("--workflow-profile", "profiles/slurm")
 

@@ -4,10 +4,10 @@ import json
 import re
 
 import pytest
-from test_dry_runs import STAND_IN
 
 from aerie.config import load_config, read_config
-from aerie.status import gather
+from aerie.watching.status import gather
+from support.workflow import STAND_IN
 
 WIDE = {
     "run": "wide",

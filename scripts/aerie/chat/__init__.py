@@ -1,0 +1,1 @@
+"""Chat templates: rendering with the source of every character, loss masks, encoding."""

@@ -1,0 +1,1 @@
+"""Prompts and conversations: reading files, layouts, cleaning."""

@@ -1,0 +1,1 @@
+"""Training a drafter: data, packing, trainer."""

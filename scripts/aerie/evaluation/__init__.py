@@ -1,0 +1,1 @@
+"""What a served drafter is worth: acceptance and speed."""

@@ -1,0 +1,1 @@
+"""Lanes: hidden states of samples that the store lacks."""

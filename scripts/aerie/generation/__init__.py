@@ -1,0 +1,1 @@
+"""The verifier's answers, and prompts that it writes itself."""

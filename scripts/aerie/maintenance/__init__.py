@@ -1,0 +1,1 @@
+"""Care of the store of hidden states: verify, collect garbage, import, export."""

@@ -1,0 +1,1 @@
+"""What a run takes, and what is checked before it starts."""

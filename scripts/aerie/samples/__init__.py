@@ -1,0 +1,1 @@
+"""Tokenized samples and vocabulary maps."""

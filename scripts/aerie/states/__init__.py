@@ -1,0 +1,1 @@
+"""Hidden states: conventions, shard format, checks, store."""

@@ -1,0 +1,1 @@
+"""The verifier's checkpoint: import, fingerprint, fit with the configuration."""

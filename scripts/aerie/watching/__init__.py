@@ -1,0 +1,1 @@
+"""Supervision of long jobs, log triage, status of a run, notifications."""
