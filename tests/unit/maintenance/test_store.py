@@ -340,7 +340,7 @@ def test_what_bears_a_shards_name_and_is_none_stops_no_command(place, kind):
         status, text = place.call(command)
         assert status == (command == "verify"), text
         assert command == "gc" or "not a whole shard" in text
-    assert place.call("show", place.shards[1]["id"])[0] == 76
+    assert place.call("show", place.shards[1]["id"])[0] == 77
     assert "repair: move the file aside" in text
     place.call("verify", "--set-aside")
     assert not os.path.lexists(path)
