@@ -80,6 +80,7 @@ def make_run(project: Path, shards: int, samples: int, lanes: int) -> None:
                 "convention": convention,
                 "shards": entries[lane::lanes],
                 "quarantined": {},
+                **dict.fromkeys(("samples", "tokens", "raw_bytes", "bytes"), 0),
             }
             for lane in range(lanes)
         },

@@ -32,7 +32,8 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
     from aerie.engine.in_process import Engine, Request
     from aerie.engine.staging import Staging
     from aerie.extraction.lane import LaneWork, describe_lane, fill
-    from aerie.states.shard import Store, Teacher
+    from aerie.states.store import Store
+    from aerie.states.teacher import Teacher
 
     model = Path(verifier["path"])
     tokens = sum(len(r.input_ids) for r in rows)

@@ -57,7 +57,7 @@ def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) 
     """The first `number` conversations that differ, rendered by the chat template and cut."""
     from aerie.chat.template import ChatTemplate
     from aerie.samples.tokenize import TokenizedSample
-    from aerie.states.shard import sample_key
+    from aerie.states.ids import sample_key
 
     template = ChatTemplate.load(Path(fingerprint["path"]))
     found: dict[str, TokenizedSample] = {}
@@ -76,14 +76,14 @@ def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) 
 
 def shards(rows: list[Any], mean: int = 64) -> list[dict[str, Any]]:
     from aerie.samples.tokenize import describe_shard
-    from aerie.states.shard import group_records
+    from aerie.states.ids import group_records
 
     groups = group_records([r.id for r in rows], mean)
     return [describe_shard("train", [rows[i] for i in g]) for g in groups]
 
 
 def convention(fingerprint: dict[str, Any], layer_ids: list[int]) -> Any:
-    from aerie.states.shard import Convention
+    from aerie.states.convention import Convention
 
     return Convention(
         fingerprint["fingerprint"], tuple(layer_ids), fingerprint["hidden_size"], "lossless"

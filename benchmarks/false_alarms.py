@@ -29,7 +29,7 @@ CONFIG = {
     "corpus": {"sources": ["prompts.jsonl"], "heldout_share": 0.1},
     "generation": {"max_tokens": 24},
     "samples": {"max_length": 128, "min_supervised_tokens": 4},
-    "hidden_states": {"layer_ids": [1, 2, 4], "samples_per_shard": 16},
+    "hidden_states": {"aux_layer_ids": [1, 2, 4], "samples_per_shard": 16},
     "engine": {
         "max_num_seqs": 16,
         "max_num_batched_tokens": 512,

@@ -37,7 +37,7 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     """Write the inputs of a lane; give the command that extracts it, without `--store`."""
     from aerie.common.files import write_json
     from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
-    from aerie.states.shard import group_records
+    from aerie.states.ids import group_records
     from aerie.verifier.checkpoint import describe_verifier
 
     chance = random.Random(0)

@@ -28,7 +28,7 @@ def main() -> None:
     else:
         samples = states.stand_in(4, 512)
 
-    from aerie.states.shard import ZSTD, exponent_base, pack, rows_by_layer
+    from aerie.states.codec import ZSTD, exponent_base, pack, rows_by_layer
 
     bits = [s.states.contiguous().view(torch.uint16).numpy() for s in samples]
     stored = [rows_by_layer(len(b), b.shape[1], None) for b in bits]

@@ -43,8 +43,8 @@ def made_up(number: int, seed: int = 0):
 def fill_store(store, rows, shards) -> None:
     import torch
 
-    from aerie.extraction.lane import write_shard
     from aerie.states.shard import Sample
+    from aerie.states.store import write_shard
 
     by_id = {r.id: r for r in rows}
     for shard in shards:
@@ -119,7 +119,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=5000)
     args = parser.parse_args()
     from aerie.extraction.lane import LaneWork
-    from aerie.states.shard import Convention, Store
+    from aerie.states.convention import Convention
+    from aerie.states.store import Store
     from aerie.verifier.checkpoint import resolve_layer_ids
 
     ids = tuple(resolve_layer_ids(None, LAYERS))

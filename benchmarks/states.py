@@ -62,7 +62,7 @@ def stand_in(count: int, length: int, width: int = 7168) -> list:
 
 
 def convention(samples: list, form: str = "lossless"):
-    from aerie.states.shard import Convention
+    from aerie.states.convention import Convention
 
     _, layers, width = samples[0].states.shape
     return Convention("0" * 32, tuple(range(1, layers + 1)), width, form)

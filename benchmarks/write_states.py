@@ -21,7 +21,7 @@ from common import record
 
 
 def ours(folder: Path, samples: list, form: str) -> None:
-    from aerie.states.shard import Store
+    from aerie.states.store import Store
 
     Store(folder, states.convention(samples, form)).write("0" * 32, samples)
 

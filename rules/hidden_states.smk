@@ -44,7 +44,7 @@ rule extract_hidden_states:
         mem_mb=scale_with_attempt(ENGINE_MB),
         runtime=scale_with_attempt(LONG),
     params:
-        layer_ids=as_json(CONFIG.hidden_states.layer_ids),
+        layer_ids=as_json(CONFIG.hidden_states.aux_layer_ids),
         format=CONFIG.hidden_states.format,
         last_state=CONFIG.hidden_states.last_state,
         lanes=CONFIG.hidden_states.lanes,

@@ -3,7 +3,7 @@
 CAPTURE = (
     as_json(
         {
-            "layer_ids": CONFIG.hidden_states.layer_ids,
+            "layer_ids": CONFIG.hidden_states.aux_layer_ids,
             "samples_per_shard": CONFIG.hidden_states.samples_per_shard,
             "format": CONFIG.hidden_states.format,
             "last_state": CONFIG.hidden_states.last_state,

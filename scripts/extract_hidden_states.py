@@ -9,9 +9,12 @@ from aerie.common import cli
 from aerie.common.files import read_json, write_json
 from aerie.common.progress import JobProgress
 from aerie.engine.staging import Staging
-from aerie.extraction.lane import LaneWork, check_room, describe_lane, fill, is_done, share
+from aerie.extraction.lane import LaneWork, describe_lane, fill, share
 from aerie.samples.tokenize import read_samples
-from aerie.states.shard import Convention, Store, Teacher
+from aerie.states.convention import Convention
+from aerie.states.room import check_room
+from aerie.states.store import Store, is_done
+from aerie.states.teacher import Teacher
 from aerie.verifier.checkpoint import resolve_layer_ids
 
 

@@ -12,7 +12,9 @@ from aerie.common import cli
 from aerie.common.files import read_json_lines, write_json
 from aerie.common.progress import JobProgress
 from aerie.engine.staging import Staging
-from aerie.states.shard import Convention, Store, Teacher
+from aerie.states.convention import Convention
+from aerie.states.store import Store
+from aerie.states.teacher import Teacher
 from aerie.verifier.checkpoint import resolve_layer_ids
 
 

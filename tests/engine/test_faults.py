@@ -294,7 +294,9 @@ def test_a_trainer_that_is_stopped(faulty):
 def test_nan_in_a_shard(faulty, monkeypatch):
     import torch
 
-    from aerie.states.shard import Convention, Sample, Shard, Store
+    from aerie.states.convention import Convention
+    from aerie.states.shard import Sample, Shard
+    from aerie.states.store import Store
 
     lane = faulty.project.read(LANE)
     found = lane["convention"]
@@ -316,7 +318,7 @@ def test_nan_in_a_shard(faulty, monkeypatch):
     ]
     samples[-1].states[:, -1, 3] = torch.nan
     path.unlink()
-    monkeypatch.setattr("aerie.states.shard.check_states", lambda *_: None)
+    monkeypatch.setattr("aerie.states.shard_writer.check_states", lambda *_: None)
     store.write(entry["id"], samples)
     entry["bytes"] = path.stat().st_size
     (faulty.folder / LANE).write_text(json.dumps(lane))

@@ -23,7 +23,10 @@ if __name__ == "__main__":
     from aerie.extraction.lane import LaneWork, describe_lane, fill
     from aerie.common.errors import InputError
     from aerie.common.errors import UnusableStates
-    from aerie.states.shard import Convention, Shard, Store, Teacher
+    from aerie.states.convention import Convention
+    from aerie.states.shard import Shard
+    from aerie.states.store import Store
+    from aerie.states.teacher import Teacher
     from aerie.samples.tokenize import TokenizedSample, describe_shard
     from aerie.engine.staging import Staging
 

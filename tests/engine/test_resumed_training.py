@@ -17,7 +17,9 @@ if __name__ == "__main__":
     import torch
     from aerie.drafter import trainer as training
     from aerie.config import Drafter
-    from aerie.states.shard import Convention, Sample, Store
+    from aerie.states.convention import Convention
+    from aerie.states.shard import Sample
+    from aerie.states.store import Store
     from aerie.common.progress import JobProgress
     from aerie.samples.tokenize import TokenizedSample
 

@@ -18,7 +18,9 @@ if __name__ == "__main__":
     from transformers import AutoModelForCausalLM
     from aerie.engine.in_process import Engine, Request, read_captured
     from aerie.common.errors import UnusableStates
-    from aerie.states.shard import Convention, Teacher, check_states
+    from aerie.states.checks import check_states
+    from aerie.states.convention import Convention
+    from aerie.states.teacher import Teacher
     from aerie.engine.staging import Staging
 
     model, settings = Path({model!r}), {settings!r}

@@ -188,7 +188,7 @@ def test_lanes_are_jobs_and_outlive_snakemake(slurm, stand_ins, tmp_path, tiny_v
         "corpus": {"sources": ["conversations.jsonl"], "heldout_share": 0.1},
         "generation": {"mode": "keep", "max_tokens": 16},
         "samples": {"max_length": 128, "min_supervised_tokens": 4},
-        "hidden_states": {"layer_ids": [1, 2, 4], "samples_per_shard": 16, "lanes": 2},
+        "hidden_states": {"aux_layer_ids": [1, 2, 4], "samples_per_shard": 16, "lanes": 2},
         "engine": TINY_ENGINE,
         "drafters": {"base": {"vocabulary": 256}},
         "evaluation": {"max_tokens": 16},

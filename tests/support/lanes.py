@@ -9,7 +9,10 @@ from safetensors.torch import save_file
 from aerie.engine.in_process import Answer, Failure
 from aerie.extraction.lane import LaneWork, describe_lane, fill
 from aerie.samples.tokenize import TokenizedSample, describe_shard
-from aerie.states.shard import Convention, Shard, Store, sample_key
+from aerie.states.convention import Convention
+from aerie.states.ids import sample_key
+from aerie.states.shard import Shard
+from aerie.states.store import Store
 
 IDS, WIDTH, VOCABULARY = (1, 2, 4), 16, 64
 CONVENTION = Convention("f" * 32, IDS, WIDTH)

@@ -18,7 +18,7 @@ def configuration(verifier: Path, run: str, **over) -> dict:
         "corpus": {"sources": ["prompts.jsonl"], "heldout_share": 0.1, "decontaminate": False},
         "generation": {"max_tokens": 24, **over.get("generation", {})},
         "samples": {"max_length": 128, "min_supervised_tokens": 4},
-        "hidden_states": {"layer_ids": [1, 2, 4], "samples_per_shard": 16},
+        "hidden_states": {"aux_layer_ids": [1, 2, 4], "samples_per_shard": 16},
         "engine": TINY_ENGINE,
         "drafters": {
             "base": {

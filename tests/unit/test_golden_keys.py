@@ -12,7 +12,8 @@ from aerie.config import Drafter, Engine, SelfPrompts
 from aerie.corpus.cleaning import duplicate_key, prompt_hash
 from aerie.generation.answers import Sampling
 from aerie.generation.self_prompts import attempt_seed, attempts_key
-from aerie.states.shard import Convention, group_records, sample_key, shard_id
+from aerie.states.convention import Convention
+from aerie.states.ids import group_records, sample_key, shard_id
 
 VERIFIER = "f" * 32
 

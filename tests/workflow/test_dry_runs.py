@@ -6,7 +6,8 @@ import zipfile
 
 import pytest
 
-from support.workflow import FAR, STAND_IN
+from aerie.states.manifest import LaneShard
+from support.workflow import EMPTY_LANE, FAR, STAND_IN
 
 TRAINED = {"train_drafter", "measure_acceptance", "measure_speed", "render_report"}
 
@@ -111,19 +112,18 @@ def test_touched_and_edited_scripts_rerun_nothing(finished):
 
 
 def test_a_deleted_or_cut_shard_is_made_again_without_force(finished):
-    folder = finished.folder / "results/store/hidden_states/key"
+    folder = finished.folder / "results/store/hidden_states" / EMPTY_LANE.convention.key
     folder.mkdir(parents=True)
     manifest = finished.folder / "results/demo/hidden_states/lane-0.json"
     before = manifest.read_bytes()
     names = [f"{number:032x}.safetensors" for number in range(5000)]
     for name in names:
         (folder / name).write_bytes(b"whole")
-    lane = {
-        "convention": {"key": "key"},
-        "shards": [{"file": name, "bytes": 5} for name in names],
-    }
+    about = {"samples": [], "tokens": 0, "checksum": "0" * 16, "split": "train"}
+    shards = [LaneShard(id=name[:32], file=name, bytes=5, **about) for name in names]
+    lane = EMPTY_LANE.model_copy(update={"shards": shards})
     try:
-        manifest.write_text(json.dumps(lane))
+        lane.write(manifest)
         finished.snakemake("--touch")
         assert finished.planned() == set()
         (folder / names[7]).write_bytes(b"cut")
@@ -183,7 +183,7 @@ def test_a_wrong_value_stops_before_anything(project, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("hidden_states={layer_ids: [2, 40]}", "from 0 to 29"),
+        ("hidden_states={aux_layer_ids: [2, 40]}", "from 0 to 29"),
         ("drafters={base: {vocabulary: 60000}}", "drafters.base.vocabulary: found 60000"),
         ("samples={max_length: 9000}", "handles 8192"),
     ],
@@ -200,7 +200,7 @@ def test_a_new_run_is_compared_with_a_verifier_that_is_here(project, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     source = f"verifier={{source: {tmp_path}}}"
     assert project.planned("--config", source) == FAR
-    status, said = project.dry_run("--config", source, "hidden_states={layer_ids: [2, 12]}")
+    status, said = project.dry_run("--config", source, "hidden_states={aux_layer_ids: [2, 12]}")
     assert (status, "from 0 to 11" in said) == (1, True)
     status, said = project.dry_run("--config", f"verifier={{source: {tmp_path}/none}}")
     assert (status, "none: no such folder" in said) == (1, True)

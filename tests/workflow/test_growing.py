@@ -13,7 +13,9 @@ from aerie.config import load_config
 from aerie.generation.answers import AnswerStore, Sampling
 from aerie.planning import costs, plan
 from aerie.samples.tokenize import Dropped, group_by_shard, rows_of_answer
-from aerie.states.shard import Convention, Store, shard_id
+from aerie.states.convention import Convention
+from aerie.states.ids import shard_id
+from aerie.states.store import Store
 from support.models import KIMI
 from support.paths import ROOT
 from support.project import Project

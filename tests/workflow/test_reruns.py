@@ -52,7 +52,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "samples.min_kept_share": {"samples": {"min_kept_share": 0.1}},
     "samples.supervise_reasoning": {"samples": {"supervise_reasoning": False}},
     "samples.max_lost_share": {"samples": {"max_lost_share": 0.3}},
-    "hidden_states.layer_ids": {"hidden_states": {"layer_ids": [1, 15, 27]}},
+    "hidden_states.aux_layer_ids": {"hidden_states": {"aux_layer_ids": [1, 15, 27]}},
     "hidden_states.lanes": {"hidden_states": {"lanes": 2}},
     "hidden_states.samples_per_shard": {"hidden_states": {"samples_per_shard": 32}},
     "hidden_states.format": {"hidden_states": {"format": "raw"}},

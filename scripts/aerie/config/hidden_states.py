@@ -13,8 +13,8 @@ from aerie.config.section import Section
 class HiddenStates(Section):
     """The verifier's hidden states that the drafter is trained on."""
 
-    layer_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    """Layers fed to the drafter; id k is transformers' `hidden_states[k]`, the state entering
+    aux_layer_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    """Layers that feed the drafter; id k is transformers' `hidden_states[k]`, the state entering
     layer k. The last layer's output is always added. null: 2, n//2, n-3 of n layers."""
     lanes: Annotated[int, Field(ge=1)] = 1
     """Extraction jobs side by side, each with an engine of its own."""
@@ -35,7 +35,7 @@ class HiddenStates(Section):
 
     @model_validator(mode="after")
     def _sorted(self) -> "HiddenStates":
-        ids = self.layer_ids
+        ids = self.aux_layer_ids
         if ids is not None and ids != sorted(set(ids)):
-            raise ValueError(f"layer_ids {ids} must be sorted and distinct: {sorted(set(ids))}")
+            raise ValueError(f"aux_layer_ids {ids} must be sorted and distinct: {sorted(set(ids))}")
         return self

@@ -18,6 +18,9 @@ from aerie.common.paths import DEFAULT_CONFIG
 from aerie.config.root import Config
 from aerie.config.section import Section
 
+RENAMED = {"hidden_states.layer_ids": "hidden_states.aux_layer_ids"}
+"""Keys of earlier versions and what they are called now."""
+
 
 def read_config(over: list[Path]) -> dict[str, Any]:
     """The values of config/config.yaml with those of other files laid over them key by key, as
@@ -101,6 +104,8 @@ def _explain(fault: dict[str, Any]) -> tuple[str, str]:
     ]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
+        if key in RENAMED:
+            return key, f"{key}: renamed to {RENAMED[key]}"
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

@@ -36,7 +36,8 @@ from aerie.common.machine import computes_bf16
 from aerie.common.progress import JobProgress
 from aerie.drafter.packing import count_cuts, cut_sample, pack_epoch, padding_share
 from aerie.samples.tokenize import TokenizedSample
-from aerie.states.shard import Shard, Store
+from aerie.states.shard import Shard
+from aerie.states.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from aerie.common.leases import POLL_SECONDS, Leases
 from aerie.common.versions import RESPONSES_VERSION
 from aerie.engine.endpoints import EndpointError, Endpoints, Refused
 from aerie.engine.in_process import Answer, Engine, Failure, Request, read_captured
-from aerie.extraction.lane import check_room, find_mismatched_samples, write_shard, writers
 from aerie.samples.tokenize import (
     Dropped,
     TokenizedSample,
@@ -29,7 +28,11 @@ from aerie.samples.tokenize import (
     group_by_shard,
     rows_of_answer,
 )
-from aerie.states.shard import Sample, Store, Teacher
+from aerie.states.room import check_room
+from aerie.states.shard import Sample
+from aerie.states.store import Store, write_shard
+from aerie.states.teacher import Teacher, find_mismatched_samples
+from aerie.states.writers import writers
 
 FLUSH_ANSWERS = 32
 FLUSH_SECONDS = 20.0
@@ -277,7 +280,7 @@ class Capture:
 
     Left to the extraction stage: a group with an answer that came without states (kept from an
     earlier run), one whose states fail a check, and one that is begun while `staging_bytes` of
-    states wait for others already. `max_gib`: see `extraction.check_room`; what does not fit on
+    states wait for others already. `max_gib`: see `room.check_room`; what does not fit on
     the disk any more stops the job. `beat`: called for each sample written, by the thread that
     writes. `written`: called by it with the number of each group that it is done with.
     """

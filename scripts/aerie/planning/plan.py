@@ -164,8 +164,8 @@ def kept(
 ) -> dict[str, Any]:
     """What of the answers and shards the store holds already: `answers`, `shards`, `tokens` (in
     them), and `later`: tokens whose states generation cannot capture. Adds `shards` to `counts`."""
-    from aerie.extraction.lane import is_done
-    from aerie.states.shard import Convention, Store
+    from aerie.states.convention import Convention
+    from aerie.states.store import Store, is_done
 
     counts["shards"] = max(1, round(counts["samples"] / config.hidden_states.samples_per_shard))
     nothing = {"answers": 0, "shards": 0, "tokens": 0, "later": 0}
@@ -173,7 +173,7 @@ def kept(
         return nothing
     convention = Convention(
         verifier["fingerprint"],
-        tuple(resolve_layer_ids(config.hidden_states.layer_ids, verifier["num_layers"])),
+        tuple(resolve_layer_ids(config.hidden_states.aux_layer_ids, verifier["num_layers"])),
         verifier["hidden_size"],
         config.hidden_states.format,
         config.hidden_states.last_state,
@@ -199,9 +199,9 @@ def kept_groups(
     config: Config, verifier: dict[str, Any], counts: dict[str, Any], store: Any
 ) -> dict[str, Any]:
     """`kept` for prompts that were counted: shards are known before an answer is."""
-    from aerie.extraction.lane import is_done
     from aerie.generation.answers import AnswerStore, Sampling
     from aerie.samples.tokenize import Dropped, describe_shard, group_by_shard, rows_of_answer
+    from aerie.states.store import is_done
 
     generation, limits = config.generation, config.samples.model_dump()
     model = generation.endpoint_model if generation.endpoints else None
@@ -369,7 +369,7 @@ def make_plan(
 
 def describe_model(result, config, shape, weights, hardware) -> None:
     """Adds `verifier`, `drafters` and `memory`, with warnings where something does not fit."""
-    aux = len(config.hidden_states.layer_ids or (1, 1, 1))
+    aux = len(config.hidden_states.aux_layer_ids or (1, 1, 1))
     total, active = costs.parameters(shape)
     engine = config.engine
     gpus = engine.tensor_parallel_size

@@ -554,7 +554,7 @@ def _check_fit(config: Any, text: Any) -> list[Finding]:
     except InputError as error:
         lines = str(error).split("\n  ")
         return [Finding("configuration", "error", line) for line in lines[1:] or lines]
-    ids = resolve_layer_ids(config.hidden_states.layer_ids, text.num_hidden_layers)
+    ids = resolve_layer_ids(config.hidden_states.aux_layer_ids, text.num_hidden_layers)
     size = len(ids) * text.hidden_size * 2
     return [
         Finding(

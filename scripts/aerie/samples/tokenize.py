@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from aerie.chat.template import ChatTemplate, Unverified
 from aerie.common.errors import InputError
 from aerie.common.files import atomic_write
-from aerie.states.shard import group_records, sample_key, shard_id
+from aerie.states.ids import group_records, sample_key, shard_id
 
 SCHEMA = pa.schema(
     {

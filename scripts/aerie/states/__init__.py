@@ -1,1 +1,1 @@
-"""Hidden states: conventions, shard format, checks, store."""
+"""Hidden states: conventions, shards, checks, the store."""

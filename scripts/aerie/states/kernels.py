@@ -1,34 +1,46 @@
 """Compiled loops over the bits of bf16 states: checks, and splitting into planes.
 
-numba compiles them once a machine and keeps them beside this file; they hold no GIL. A bf16
+numba compiles them once a machine and caches them beside this file; they release the GIL. A bf16
 value is sign (bit 15), exponent (bits 14 to 7), mantissa (bits 6 to 0).
 """
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import llvmlite.binding.ffi
 import numba
 import numpy as np
+import numpy.typing as npt
 
-_Library = type(llvmlite.binding.ffi.lib)
+_Library: Any = type(llvmlite.binding.ffi.lib)
 _find_function = _Library.__getattr__
 
 
-def _only_functions(self, name):
+def _only_functions(self: Any, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return _find_function(self, name)
 
 
-# llvmlite's library answers to every name, `__dict__` too, with a function. vLLM 0.32.0 asks
-# all attributes of all loaded modules for theirs when an engine starts on a CPU, and fails at it.
+# llvmlite's library returns a function for every name, even `__dict__`. When an engine starts on
+# a CPU, vLLM 0.32.0 looks through the attributes of all loaded modules, and fails over that.
 _Library.__getattr__ = _only_functions
 
-_compiled = numba.njit(nogil=True, cache=True)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_compiled: Callable[[_Function], _Function] = numba.njit(nogil=True, cache=True)
+
+Bits = npt.NDArray[np.uint16]
+"""Bits of bf16 values."""
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.int64]
 
 NOT_FINITE, CONSTANT, ZEROS = 1, 2, 4
 
 
 @_compiled
-def quantize(bits, codes, scales):
+def quantize(bits: Bits, codes: Bytes, scales: Floats) -> None:
     """States `bits` uint16 [T, ids, hidden] to float8_e4m3fn `codes` uint8, with `scales`
     float32 [T]: what hs_connectors.fp8_utils.quantize_tensor_to_fp8 gives, which torch computes
     several times slower on a CPU. Rounds to nearest, ties to even."""
@@ -60,7 +72,9 @@ def quantize(bits, codes, scales):
 
 
 @_compiled
-def dequantize(codes, values, scales, rows, layer, bits):
+def dequantize(
+    codes: Bytes, values: Floats, scales: Floats, rows: Positions, layer: int, bits: Bits
+) -> None:
     """Fill `rows` of one layer of `bits` uint16 [T, ids, hidden] with value x scale in bf16.
 
     `codes` uint8 [R, hidden]; `values` float32 [256]: what a code stands for; `scales` float32
@@ -85,12 +99,12 @@ def dequantize(codes, values, scales, rows, layer, bits):
 
 
 @_compiled
-def scan(bits, last, weights, digests):
-    """Faults of states `bits` uint16 [T, ids, hidden]: an or of the constants above.
+def scan(bits: Bits, last: npt.NDArray[np.bool_], weights: Words, digests: Words) -> int:
+    """Faults of states `bits` uint16 [T, ids, hidden]: the constants above, or-ed together.
 
-    NaN or infinity; one value in all channels of a row; zero in half of a row or more (as when
+    NaN or infinity; one value in all channels of a row; zeros in half of a row or more (as when
     one of two GPUs has not added its part).
-    `last` bool [T]: where the last layer is looked at. `digests` uint32 [T, ids] gets a hash of
+    `last` bool [T]: where the last layer is checked. `digests` uint32 [T, ids] gets a hash of
     each row, with `weights` uint32 [hidden], odd.
     """
     faults = 0
@@ -123,15 +137,25 @@ def scan(bits, last, weights, digests):
 
 
 @_compiled
-def _seven(value):
+def _seven(value: np.uint16) -> np.uint16:
     return np.uint16((value >> np.uint16(9)) & np.uint16(0x40)) | np.uint16(
         (value >> np.uint16(1)) & np.uint16(0x3F)
     )
 
 
 @_compiled
-def split(bits, layer, rows, base, mean, exponents, offsets, low, rest):
-    """One layer of `bits` uint16 [T, ids, hidden] into planes, only `rows` int64 [R] of it.
+def split(
+    bits: Bits,
+    layer: int,
+    rows: Positions,
+    base: Bytes,
+    mean: float,
+    exponents: Bytes,
+    offsets: Bytes,
+    low: Bytes,
+    rest: Bytes,
+) -> None:
+    """Split `rows` int64 [R] of one layer of `bits` uint16 [T, ids, hidden] into planes.
 
     `exponents` uint8 [R, hidden] gets exponent - base[channel] - offset[row], modulo 256;
     `offsets` uint8 [R] (two's complement) how far the row's mean lies from `mean`; `base` uint8
@@ -158,7 +182,7 @@ def split(bits, layer, rows, base, mean, exponents, offsets, low, rest):
                 value = here[j]
                 out[j] = np.uint8(_seven(value)) | np.uint8(np.uint8(sevens[j] & bit) << shift)
                 lowest[j] |= np.uint8(np.uint8(value & 1) << np.uint8(i))
-        total = 0
+        total: Any = 0
         for c in range(len(row)):
             total += np.int8(high[c])
         offset = np.uint8(np.int64(np.rint(total / len(row) - mean)))
@@ -169,7 +193,16 @@ def split(bits, layer, rows, base, mean, exponents, offsets, low, rest):
 
 
 @_compiled
-def merge(exponents, offsets, low, rest, rows, base, layer, bits):
+def merge(
+    exponents: Bytes,
+    offsets: Bytes,
+    low: Bytes,
+    rest: Bytes,
+    rows: Positions,
+    base: Bytes,
+    layer: int,
+    bits: Bits,
+) -> None:
     """The inverse of `split`; rows of `bits` that are not in `rows` stay as they are."""
     part = bits.shape[2] // 8
     sevens = np.empty(part, np.uint8)
@@ -198,7 +231,7 @@ def merge(exponents, offsets, low, rest, rows, base, layer, bits):
 
 
 @_compiled
-def medians(exponents, base):
+def medians(exponents: Bytes, base: Bytes) -> None:
     """The median of each channel of `exponents` uint8 [R, hidden] into `base` uint8 [hidden]."""
     counts = np.empty(256, np.int32)
     for c in range(exponents.shape[1]):

@@ -314,7 +314,7 @@ def resolve_layer_ids(layer_ids: list[int] | None, num_layers: int) -> list[int]
     ids = layer_ids or sorted({2, num_layers // 2, num_layers - 3})
     if any(not 0 <= i < num_layers for i in ids) or (layer_ids is None and len(ids) < 3):
         raise InputError(
-            f"hidden_states.layer_ids: found {ids}; the verifier has {num_layers} layers: "
+            f"hidden_states.aux_layer_ids: found {ids}; the verifier has {num_layers} layers: "
             f"expected distinct ids from 0 to {num_layers - 1} (the last output, {num_layers}, "
             "is added by itself)"
         )
@@ -329,7 +329,7 @@ def check_config(config: Any, verifier: dict[str, Any]) -> None:
     """
     faults = []
     try:
-        resolve_layer_ids(config.hidden_states.layer_ids, verifier["num_layers"])
+        resolve_layer_ids(config.hidden_states.aux_layer_ids, verifier["num_layers"])
     except InputError as error:
         faults.append(str(error))
     for name, drafter in config.drafters.items():

@@ -30,7 +30,11 @@ def test_an_exponent_without_a_point_is_a_number():
         ),
         ({"run": 202302}, "run: found 202302"),
         ({"run": "../up"}, "run: found '../up'"),
-        ({"hidden_states": {"layer_ids": [3, 3]}}, "sorted and distinct"),
+        ({"hidden_states": {"aux_layer_ids": [3, 3]}}, "sorted and distinct"),
+        (
+            {"hidden_states": {"layer_ids": [1]}},
+            "hidden_states.layer_ids: renamed to hidden_states.aux_layer_ids",
+        ),
         ({"evaluation": {"prompt_sets": {"heldout": "x"}}}, "heldout: this name is taken"),
         ({"generation": {"temperature": -1}}, "generation.temperature: found -1"),
         ({"drafters": {}}, "drafters: found {}"),

@@ -21,7 +21,9 @@ from aerie.drafter.trainer import (
     whole_checkpoints,
 )
 from aerie.samples.tokenize import TokenizedSample
-from aerie.states.shard import Convention, Sample, Store
+from aerie.states.convention import Convention
+from aerie.states.shard import Sample
+from aerie.states.store import Store
 
 
 @pytest.fixture

@@ -22,8 +22,11 @@ from aerie.common.leases import Leases, lease_path
 from aerie.engine import staging
 from aerie.engine.in_process import EngineDied
 from aerie.extraction import lane as extraction
-from aerie.extraction.lane import LaneWork, check_room, describe_lane
+from aerie.extraction.lane import LaneWork, describe_lane
+from aerie.states import facts as shard_facts
+from aerie.states import store as states_store
 from aerie.states.manifest import broken_shards
+from aerie.states.room import check_room, measured_ratio
 from aerie.states.shard import Sample, Shard
 from support.lanes import (
     WIDTH,
@@ -113,7 +116,7 @@ def test_a_shard_of_which_nothing_could_be_kept_is_remembered(lane):
     assert again["quarantined"] == manifest["quarantined"]
     assert again["samples"] == 48
     check_room(lane.store, 0, 0.0)
-    assert all(extraction.is_done(lane.store, s["id"]) for s in lane.shards)
+    assert all(states_store.is_done(lane.store, s["id"]) for s in lane.shards)
 
 
 @pytest.mark.parametrize("lost", ["a sample", "a shard"])
@@ -179,7 +182,7 @@ def test_a_lane_that_keeps_too_few_fails_at_once_and_keeps_what_was_whole(lane):
 
 
 def test_states_that_are_wrong_throughout_stop_the_lane_after_its_first_shard(lane):
-    with pytest.raises(UnusableStates, match="layer_ids"):
+    with pytest.raises(UnusableStates, match="aux_layer_ids"):
         lane.run(lambda n, key, s: s.roll(1, 1), limit=lane.two_shards)  # shifted by one layer
     assert lane.read() == {}
     assert len(lane.engine.asked) <= 36
@@ -198,7 +201,7 @@ def test_a_last_state_that_is_often_right_is_found_in_small_shards_too(tmp_path,
         changed[-1, -1] = nearly(states[-1, -1])
         return changed
 
-    with pytest.raises(UnusableStates, match="layer_ids"):
+    with pytest.raises(UnusableStates, match="aux_layer_ids"):
         lane.run(near)
     assert lane.read() == {}
     assert lane.run()["samples"] == 60
@@ -381,9 +384,9 @@ def test_a_kill_between_a_shard_and_its_facts_forgets_nothing(lane, monkeypatch)
             raise KeyboardInterrupt
         return real(path, left_out)
 
-    real = extraction.write_facts
+    real = states_store.write_facts
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
-        dying.setattr(extraction, "write_facts", killed)
+        dying.setattr(states_store, "write_facts", killed)
         lane.run(refuse)
     # Other shards may or may not have been begun when the writer died.
     assert lane.read().keys() >= {i for i in lane.shards[1]["samples"] if i != "s17"}
@@ -398,7 +401,7 @@ def test_a_writer_killed_before_any_step_leaves_a_whole_shard_or_none(lane):
                for i, r in list(lane.rows.items())[1:12]]  # fmt: skip
     shard, left_out = lane.shards[0], {lane.store.key(lane.rows["s0"].input_ids, []): "no"}
     path = lane.store.path(shard["id"])
-    extraction.write_shard(lane.store, shard["id"], samples, left_out)
+    states_store.write_shard(lane.store, shard["id"], samples, left_out)
     whole = lane.bytes()
     steps = {"open", "tempfile.mkstemp", "os.rename", "os.remove", "os.chmod", "os.mkdir", "fsync"}
     for number in itertools.count(1):
@@ -418,7 +421,7 @@ def test_a_writer_killed_before_any_step_leaves_a_whole_shard_or_none(lane):
 
             os.fsync = sync
             sys.addaudithook(step)
-            extraction.write_shard(lane.store, shard["id"], samples, left_out)
+            states_store.write_shard(lane.store, shard["id"], samples, left_out)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         there = path.exists()
@@ -426,7 +429,7 @@ def test_a_writer_killed_before_any_step_leaves_a_whole_shard_or_none(lane):
         assert work.missing == ([] if there else [shard])
         assert work.left_out == ({"s0": "no"} if there else {})
         if not there:
-            extraction.write_shard(lane.store, shard["id"], samples, left_out)
+            states_store.write_shard(lane.store, shard["id"], samples, left_out)
         # Temporary files are left, which `store.py gc` collects.
         assert {n: b for n, b in lane.bytes().items() if n[0] != "."} == whole
         if status == 0:
@@ -440,13 +443,13 @@ def test_facts_of_an_earlier_shard_of_the_name_are_not_taken_for_those_of_this_o
 ):
     manifest = lane.run()
     path = lane.store.path(lane.shards[1]["id"])
-    facts = json.loads(extraction.facts_path(path).read_text())
+    facts = json.loads(shard_facts.facts_path(path).read_text())
     # Of the same size, of other states, as another engine may have made them.
-    extraction.facts_path(path).write_text(json.dumps({**facts, "checksum": "0" * 16}))
+    shard_facts.facts_path(path).write_text(json.dumps({**facts, "checksum": "0" * 16}))
     path.unlink()
     with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
         dying.setattr(
-            extraction, "write_facts", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            states_store, "write_facts", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         lane.run()
     assert path.is_file()
@@ -505,9 +508,9 @@ def test_too_little_room_is_said_with_figures_before_anything_starts(lane, monke
 
 
 def test_room_is_reckoned_with_the_ratio_that_was_measured(lane):
-    assert extraction.measured_ratio(lane.store) == 1.0
+    assert measured_ratio(lane.store) == 1.0
     manifest = lane.run()
-    ratio = extraction.measured_ratio(lane.store)
+    ratio = measured_ratio(lane.store)
     assert ratio == pytest.approx(min(1.0, 1.05 * manifest["bytes"] / manifest["raw_bytes"]))
 
 

@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 from aerie.engine.in_process import Answer
 from aerie.generation import answers as responses
 from aerie.generation.answers import AnswerStore, Capture, Sampling, generate
-from aerie.states.shard import Shard, Store, sample_key
+from aerie.states.ids import sample_key
+from aerie.states.shard import Shard
+from aerie.states.store import Store
 from support.lanes import CONVENTION, HEAD, IDS, VOCABULARY, WIDTH, FakeTeacher, nearly
 
 SAMPLING = Sampling(temperature=0.0, top_p=1.0, max_tokens=12, max_length=40, seed=0)

@@ -29,8 +29,11 @@ from aerie.extraction.lane import (
 )
 from aerie.maintenance import exchange
 from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
+from aerie.states.convention import Convention
+from aerie.states.ids import sample_key
 from aerie.states.manifest import broken_shards
-from aerie.states.shard import Convention, Sample, Shard, Store, sample_key
+from aerie.states.shard import Sample, Shard
+from aerie.states.store import Store
 
 LAYERS, WIDTH, VOCABULARY = 6, 16, 64
 IDS = (1, 2, 4, LAYERS)

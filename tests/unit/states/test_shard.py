@@ -1,3 +1,5 @@
+"""The format of a shard: what is written is read back, and damage is found."""
+
 import errno
 import json
 import os
@@ -12,8 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from aerie.common.errors import AerieError, InputError, UnusableStates
-from aerie.states import shard as hs
-from aerie.states.shard import Convention, Sample, Shard, Store
+from aerie.states import codec
+from aerie.states.convention import FORMATS, Convention
+from aerie.states.ids import sample_key
+from aerie.states.shard import Sample, Shard
+from aerie.states.store import Store
 
 CONVENTION = Convention("f" * 32, (1, 2, 4), 16)
 
@@ -26,15 +31,15 @@ def sample(name: str, tokens: int, seed: int = 0) -> Sample:
 
 @given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=400), st.integers(1, 5), st.data())
 @settings(max_examples=200, deadline=None)
-def test_every_bit_pattern_survives_packing(values, tokens, data):
+def test_packing_preserves_every_bit_pattern(values, tokens, data):
     width = 8 * max(1, len(values) // (8 * tokens))
     bits = np.resize(np.array(values, np.uint16), (tokens, 2, width))
     mask = data.draw(st.none() | st.lists(st.booleans(), min_size=tokens, max_size=tokens))
-    stored = hs.rows_by_layer(tokens, 2, mask)
-    base, means = hs.exponent_base([(bits, stored)])
-    packed = [np.frombuffer(p, np.uint8) for p in hs.pack(bits, stored, base, means)]
+    stored = codec.rows_by_layer(tokens, 2, mask)
+    base, means = codec.exponent_base([(bits, stored)])
+    packed = [np.frombuffer(p, np.uint8) for p in codec.pack(bits, stored, base, means)]
     back = np.zeros_like(bits)
-    hs.unpack(packed, stored, base, back)
+    codec.unpack(packed, stored, base, back)
     expected = bits.copy()
     if mask is not None:
         expected[~np.array(mask), -1] = 0
@@ -42,7 +47,7 @@ def test_every_bit_pattern_survives_packing(values, tokens, data):
 
 
 @pytest.mark.parametrize("form", ["lossless", "raw"])
-def test_a_shard_gives_back_each_sample_bit_for_bit(tmp_path, form):
+def test_a_shard_returns_each_sample_bit_for_bit(tmp_path, form):
     store = Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, form))
     samples = [sample("a", 5), sample("b", 1, 3), sample("c", 30, 7)]
     path = store.write("0" * 32, samples)
@@ -61,7 +66,7 @@ MASK = [False, False, True, True, False, False, True, True, True]
 
 
 @pytest.mark.parametrize("last_state", ["all", "supervised"])
-def test_a_reader_of_somebody_else_reads_it(tmp_path, last_state):
+def test_a_reader_written_from_the_documentation_reads_a_shard(tmp_path, last_state):
     """Written from docs/formats.md alone: the stock safetensors library, zstandard, bits."""
     convention = Convention("f" * 32, (1, 2, 4), 16, "lossless", last_state)
     samples = [sample("a", 4), sample("b", 9, 5)]
@@ -152,7 +157,7 @@ def spoil(kind: str, s: Sample) -> Sample:
         "another's",
     ],
 )
-def test_wrong_states_never_get_a_name(tmp_path, kind):
+def test_wrong_states_are_refused_and_leave_no_file(tmp_path, kind):
     store = Store(tmp_path, CONVENTION)
     with pytest.raises(UnusableStates):
         store.write("0" * 32, [sample("a", 8), spoil(kind, sample("b", 8, 1))])
@@ -160,7 +165,7 @@ def test_wrong_states_never_get_a_name(tmp_path, kind):
     assert not list(store.folder.glob("*")) if store.folder.exists() else True
 
 
-def test_any_flipped_byte_or_cut_is_found_when_read(tmp_path):
+def test_a_flipped_bit_or_a_cut_is_found_when_reading(tmp_path):
     path = Store(tmp_path, CONVENTION).write("0" * 32, [sample("a", 20), sample("b", 20, 2)])
     whole = path.read_bytes()
     random = np.random.default_rng(0)
@@ -177,8 +182,8 @@ def test_any_flipped_byte_or_cut_is_found_when_read(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["zeros", "constant", "nan", "infinity", "swapped", "shifted"])
-def test_states_spoilt_in_the_file_are_found_when_read(tmp_path, kind):
-    """A whole file, with a header that fits, whose states are others than were checked."""
+def test_states_replaced_inside_a_file_are_found_when_reading(tmp_path, kind):
+    """The header is intact, but the states are not those that were checked."""
     store = Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, "raw"))
     samples = [sample("a", 8), sample("b", 8, 1)]
     path = store.write("0" * 32, samples)
@@ -200,7 +205,7 @@ def test_states_spoilt_in_the_file_are_found_when_read(tmp_path, kind):
 
 
 @pytest.mark.parametrize("form", ["lossless", "raw", "fp8"])
-def test_the_last_layer_where_no_loss_is_taken_is_left_out(tmp_path, form):
+def test_supervised_leaves_out_last_states_without_loss(tmp_path, form):
     states = sample("b", 9, 5)
     states.loss_mask = MASK
     sizes = {}
@@ -216,14 +221,14 @@ def test_the_last_layer_where_no_loss_is_taken_is_left_out(tmp_path, form):
     expected[~torch.tensor(MASK), -1] = 0
     assert torch.allclose(got.states.float(), expected.float(), rtol=0.07, atol=0.01)
     assert form == "fp8" or torch.equal(got.states, expected)
-    # Another mask keeps other rows, so it is another sample.
+    # With another mask other rows are kept, so the key differs.
     assert key != store.key(states.tokens.tolist(), [True] * 9)
     again = Store(tmp_path / "copy", store.convention).write("1" * 32, [got])
     with Shard(again) as shard:
         assert torch.equal(shard.read(0).states, got.states)
 
 
-def test_fp8_is_what_upstream_makes_of_the_states(tmp_path):
+def test_fp8_equals_upstreams_rounding(tmp_path):
     from hs_connectors.fp8_utils import dequantize_fp8_tensor, quantize_tensor_to_fp8
 
     original = sample("b", 30, 5)
@@ -287,7 +292,7 @@ NO_SHARDS = {
 
 
 @pytest.mark.parametrize("found", NO_SHARDS)
-def test_what_is_no_shard_is_named_and_said_to_be_so(tmp_path, found):
+def test_a_file_that_is_not_a_shard_is_named_with_the_reason(tmp_path, found):
     path = tmp_path / "x.safetensors"
     NO_SHARDS[found](path)
     with pytest.raises(UnusableStates, match=rf"x\.safetensors: not a whole shard: .*{found}"):
@@ -295,10 +300,10 @@ def test_what_is_no_shard_is_named_and_said_to_be_so(tmp_path, found):
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_a_shard_of_another_version_of_the_format_is_not_taken_for_damaged(
+def test_a_shard_of_another_format_version_does_not_count_as_damaged(
     tmp_path, monkeypatch, version
 ):
-    monkeypatch.setattr(hs, "SHARD_VERSION", version)
+    monkeypatch.setattr("aerie.common.versions.SHARD_VERSION", version)
     path = Store(tmp_path, CONVENTION).write("0" * 32, [sample("a", 5)])
     monkeypatch.undo()
     with pytest.raises(InputError, match=rf"format version {version}, and .* reads version 2 only"):
@@ -315,7 +320,7 @@ def test_a_shard_of_another_version_of_the_format_is_not_taken_for_damaged(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ESTALE, errno.EIO])
 @pytest.mark.parametrize("call", ["open", "read"])
-def test_a_shard_is_damaged_only_when_it_is_the_file_that_cannot_be_read(
+def test_a_shard_counts_as_damaged_only_when_its_file_is_at_fault(
     tmp_path, monkeypatch, number, call
 ):
     path = Store(tmp_path, CONVENTION).write("0" * 32, [sample("a", 5)])
@@ -328,19 +333,19 @@ def test_a_shard_is_damaged_only_when_it_is_the_file_that_cannot_be_read(
             broken.setattr("pathlib.Path.open", refuse)
             Shard(path)
         with Shard(path) as shard:
-            broken.setattr(hs.os, "preadv", refuse)
+            broken.setattr(os, "preadv", refuse)
             shard.read(0)
     assert isinstance(error.value, UnusableStates) == (number == errno.EIO)
     assert str(path) in str(error.value)
     assert os.strerror(number) in str(error.value)
 
 
-def test_a_system_that_gives_less_than_was_asked_for_is_asked_again(tmp_path, monkeypatch):
-    """Linux gives 2 GiB a call at most, which a long sample of a wide verifier exceeds."""
+def test_short_reads_are_continued(tmp_path, monkeypatch):
+    """Linux reads at most 2 GiB a call; a long sample of a wide verifier is larger."""
     real = os.preadv
     original = sample("a", 30)
     path = Store(tmp_path, CONVENTION).write("0" * 32, [original])
-    monkeypatch.setattr(hs.os, "preadv", lambda file, into, at: real(file, [into[0][:100]], at))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: real(file, [into[0][:100]], at))
     with Shard(path) as shard:
         assert torch.equal(shard.read(0).states, original.states)
 
@@ -363,7 +368,7 @@ def test_fp8_may_round_a_small_layer_to_zero(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [("zip", "all"), ("raw", "some")])
-def test_a_form_that_does_not_exist_is_said_to_be_so(tmp_path, asked):
+def test_an_unknown_format_is_refused(tmp_path, asked):
     with pytest.raises(InputError, match="expected one of lossless, raw, fp8"):
         Store(tmp_path, Convention("f" * 32, (1, 2, 4), 16, *asked))
 
@@ -371,104 +376,16 @@ def test_a_form_that_does_not_exist_is_said_to_be_so(tmp_path, asked):
 def test_samples_are_found_in_any_shard_of_the_convention(tmp_path):
     store = Store(tmp_path, CONVENTION)
     store.write("0" * 32, [sample("a", 5), sample("b", 6, 1)])
-    key = hs.sample_key(sample("b", 6, 1).tokens.tolist())
+    key = sample_key(sample("b", 6, 1).tokens.tolist())
     assert store.find_samples({key, "nothing"}) == {key: (store.path("0" * 32), 1)}
     other = Store(tmp_path, Convention("e" * 32, (1, 2, 4), 16))
     assert other.find_samples({key}) == {}
 
 
-def last_states(verifier, ids):
-    """The last layer's output of transformers, bf16 [samples, T, 128], and its best next tokens."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float32)
-    found = []
-    model.model.layers[-1].register_forward_hook(lambda *a: found.append(a[2]))
-    with torch.no_grad():
-        chosen = model(ids).logits.argmax(-1)
-    last = found[0] if isinstance(found[0], torch.Tensor) else found[0][0]
-    return last.to(torch.bfloat16), chosen
-
-
-@pytest.fixture(params=["the processor's own", "float32"])
-def arithmetic(request, monkeypatch):
-    """What the head is multiplied in: as this processor does it, and as one without bf16."""
-    if request.param == "float32":
-        monkeypatch.setattr(hs, "processor_computes_bf16", lambda: False)
-
-
-@pytest.mark.usefixtures("arithmetic")
-def test_a_long_sample_that_is_shifted_in_part_does_not_pass_the_teacher(tiny_verifier):
-    ids = torch.randint(3, 400, (1, 300), generator=torch.Generator().manual_seed(0))
-    last, chosen = last_states(tiny_verifier, ids)
-    states, chosen = last[0][:, None], chosen[0].tolist()
-    teacher = hs.Teacher(tiny_verifier)
-    teacher.check(states, chosen, greedy=True)
-    shifted = torch.cat([states[:150].roll(1, 0), states[150:]])
-    with pytest.raises(UnusableStates, match="does not lead to"):
-        teacher.check(shifted, chosen, greedy=True)
-
-
-@pytest.mark.usefixtures("arithmetic")
-@pytest.mark.parametrize("kind", ["zeros", "huge", "nan", "infinity"])
-def test_states_that_prefer_no_token_do_not_pass_the_teacher(tiny_verifier, kind):
-    """All logits are alike then, so no token would come before the chosen one."""
-    teacher = hs.Teacher(tiny_verifier)
-    last, chosen = last_states(tiny_verifier, torch.arange(3, 23)[None])
-    factor = {"zeros": 0.0, "huge": 1e30, "nan": float("nan"), "infinity": float("inf")}[kind]
-    with pytest.raises(UnusableStates, match="does not lead"):
-        teacher.check(last[0][:, None] * factor, chosen[0].tolist(), greedy=True)
-
-
-def test_a_sample_of_which_no_row_is_stored_is_kept(tmp_path):
-    for form in hs.FORMATS:
+def test_a_sample_without_stored_rows_is_kept(tmp_path):
+    for form in FORMATS:
         store = Store(tmp_path, Convention("f" * 32, (6,), 16, form, "supervised"))
         states = torch.randn(5, 1, 16).bfloat16()
         path = store.write("0" * 32, [Sample("a", torch.arange(5), states, [False] * 5)])
         with Shard(path) as shard:
             assert not shard.read(0).states.any()
-
-
-@pytest.mark.usefixtures("arithmetic")
-def test_two_samples_that_changed_places_do_not_pass_the_teacher(tiny_verifier):
-    ids = torch.randint(3, 400, (64, 12), generator=torch.Generator().manual_seed(0))
-    last, chosen = last_states(tiny_verifier, ids)
-    states, chosen = last[:, -1:].expand(-1, 3, -1).clone(), chosen[:, -1].tolist()
-    teacher = hs.Teacher(tiny_verifier)
-    teacher.check(states, chosen, greedy=True)
-    states[[10, 40]] = states[[40, 10]]
-    with pytest.raises(UnusableStates, match="does not lead to"):
-        teacher.check(states, chosen, greedy=True)
-
-
-def groups(ids, mean=16):
-    return [tuple(ids[i] for i in g) for g in hs.group_records(ids, mean)]
-
-
-def test_groups_hold_every_record_once_within_their_bounds():
-    ids = [f"record-{i}" for i in range(3000)]
-    found = groups(ids)
-    assert [i for g in found for i in g] == ids
-    assert all(4 <= len(g) <= 64 for g in found[:-1])
-    assert 10 < np.mean([len(g) for g in found]) < 30
-
-
-@pytest.mark.parametrize("edit", ["change", "remove", "insert"])
-def test_an_edit_in_the_middle_touches_at_most_two_groups(edit):
-    ids = [f"record-{i}" for i in range(5000)]
-    before = set(groups(ids))
-    for position in (17, 1234, 2500, 4990):
-        edited = list(ids)
-        if edit == "change":
-            edited[position] = "another"
-        elif edit == "remove":
-            del edited[position]
-        else:
-            edited.insert(position, "another")
-        assert len(set(groups(edited)) - before) <= 2
-
-
-def test_appending_touches_only_the_last_group():
-    ids = [f"record-{i}" for i in range(1400)]
-    lost = set(groups(ids[:1000])) - set(groups(ids))
-    assert len(lost) <= 1
