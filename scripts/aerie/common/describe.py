@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 
+from aerie.common.records import Record
+
 
 def leaves(annotation: Any) -> list[Any]:
     arguments = typing.get_args(annotation)
@@ -26,6 +28,8 @@ def type_name(annotation: Any) -> str:
         return f"list of {type_name(typing.get_args(annotation)[0])}"
     if origin is dict:
         return f"table of {type_name(typing.get_args(annotation)[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        return "object"
     names = {str: "text", int: "integer", float: "number", bool: "true or false"}
     if annotation is type(None):
         return "null"

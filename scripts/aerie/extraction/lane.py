@@ -31,6 +31,7 @@ from aerie.samples.tokenize import TokenizedSample
 from aerie.states.checks import check_states
 from aerie.states.codec import checksum
 from aerie.states.facts import nothing_kept, read_facts, write_nothing_kept
+from aerie.states.manifest import ManifestConvention
 from aerie.states.shard import Sample, Shard
 from aerie.states.store import Store, write_shard
 from aerie.states.teacher import (
@@ -624,11 +625,7 @@ def describe_lane(
     c = work.store.convention
     raw = sum(e["tokens"] for e in entries) * c.bytes_per_token()
     return {
-        "convention": {
-            **c.as_json(),
-            "last_layer": "before the final norm",
-            "last_state": c.last_state,
-        },
+        "convention": ManifestConvention.of(c).as_json(),
         "shards": entries,
         "samples": kept,
         "tokens": sum(e["tokens"] for e in entries),

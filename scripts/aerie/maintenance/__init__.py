@@ -1,1 +1,1 @@
-"""Care of the store of hidden states: verify, collect garbage, import, export."""
+"""Maintenance of the store of hidden states: list, verify, collect garbage, import, export."""
