@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Bytes and speed of lossless packing beside other ways, on one core.
+"""Size and speed of lossless packing and of alternatives, on one core.
 
-"exponents": the exponent plane alone, as a share of that plane. GB/s of the bytes put in.
+"exponents" is the exponent plane alone, as a share of that plane. GB/s count the input.
 
     python benchmarks/pack_states.py
     python benchmarks/pack_states.py results/store/hidden_states/*/*.safetensors
@@ -21,7 +21,7 @@ from common import record
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shards", nargs="*", type=Path, help="absent: a stand-in, 7,168 wide")
+    parser.add_argument("shards", nargs="*", type=Path, help="default: a stand-in, 7,168 wide")
     arguments = parser.parse_args()
     if arguments.shards:
         samples = states.stored(arguments.shards, 150_000_000)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decoding to tensors on one core from the page cache, beside upstream's files and a plain copy.
+"""Decoding to tensors on one core from the page cache, compared with upstream and a plain copy.
 
 python benchmarks/read_states.py
 python benchmarks/read_states.py results/store/hidden_states/*/*.safetensors

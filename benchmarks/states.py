@@ -1,4 +1,4 @@
-"""Hidden states to measure with: those of stored shards, and a stand-in for a wide verifier."""
+"""Hidden states for benchmarks: from stored shards, or a stand-in for a wide verifier."""
 
 import argparse
 from pathlib import Path
@@ -7,9 +7,9 @@ import torch
 
 
 def from_arguments(text: str) -> tuple[list, int]:
-    """Samples and repeats as the command line asks for them; `text` is the program's help."""
+    """Samples and repeats from the command line; `text` is the program's help."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
-    parser.add_argument("shards", nargs="*", type=Path, help="absent: a stand-in, 7,168 wide")
+    parser.add_argument("shards", nargs="*", type=Path, help="default: a stand-in, 7,168 wide")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     samples = stored(arguments.shards) if arguments.shards else stand_in(8, 512)
@@ -32,11 +32,11 @@ def stored(paths: list[Path], limit: int = 400_000_000) -> list:
 
 
 def stand_in(count: int, length: int, width: int = 7168) -> list:
-    """Random states of four layers that resemble a residual stream, not any model's.
+    """Random states of four layers that resemble a residual stream, though no particular model's.
 
-    Channels have means and spreads of their own (log-normal), the first position is thirty times
-    as large, and each layer adds to the layer before in bf16, eight times between two that are
-    kept: sums are rounded as a verifier rounds them.
+    Each channel has its own mean and (log-normal) spread, and the first position is thirty times
+    as large. Between two kept layers there are eight additions in bf16, so sums are rounded as a
+    verifier rounds them.
     """
     from aerie.states.shard import Sample
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The writing side alone: states from memory, checked, packed and written; beside upstream's path.
+"""Writing alone: states from memory, checked, packed and written, compared with upstream's path.
 
-Upstream's is what `speculators generate-offline-data --validate-outputs` and its connector do with
-each sample, by their own functions: save, move, load, check. Both write into a folder in memory,
-so that processors are compared and not disks. Rates are GB of bf16 states a second.
+Upstream's path is what `speculators generate-offline-data --validate-outputs` and its connector do
+with each sample, by their own functions: save, move, load, check. Both write into memory, so that
+processors are compared and not disks. Rates are GB of bf16 states a second.
 
     python benchmarks/write_states.py
     python benchmarks/write_states.py results/store/hidden_states/*/*.safetensors
@@ -40,9 +40,10 @@ def upstream(folder: Path, samples: list, form: str) -> None:
 
 
 def measure(write, samples: list, form: str, threads: int, repeats: int) -> tuple[float, int]:
-    """Seconds of the best of `repeats`, each thread writing all samples; bytes one leaves."""
+    """Seconds of the best of `repeats`, with each thread writing all samples; bytes that one thread
+    writes."""
     best = float("inf")
-    for _ in range(repeats + 1):  # the first, with its compilation, is the worst
+    for _ in range(repeats + 1):  # the first one compiles
         with tempfile.TemporaryDirectory(dir=memory()) as name:
             folders = [Path(name, str(i)) for i in range(threads)]
             for folder in folders:

@@ -71,7 +71,8 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
     Files that an export writes beside its samples are in neither list.
     """
-    known, others = [], []
+    known: list[Path] = []
+    others: list[Path] = []
     for path in folder.rglob("*"):
         if path.is_file() and not (path.parent == folder and BESIDE.fullmatch(path.name)):
             hs = path.name.startswith("hs_") and path.suffix == ".safetensors"
