@@ -19,8 +19,9 @@ from aerie.common.errors import InputError, UnusableStates
 from aerie.common.files import digest, read_json_lines, write_json_lines
 from aerie.common.leases import POLL_SECONDS, Leases
 from aerie.common.versions import RESPONSES_VERSION
-from aerie.engine.endpoints import EndpointError, Endpoints, Refused
-from aerie.engine.in_process import Answer, Engine, Failure, Request, read_captured
+from aerie.engine.captured import read_captured
+from aerie.engine.protocol import Answer, Failure, Refused, Request, VerifierEngine
+from aerie.engine.servers import EndpointError
 from aerie.extraction.lane import check_room, find_mismatched_samples, write_shard, writers
 from aerie.samples.tokenize import (
     Dropped,
@@ -212,7 +213,7 @@ def _never() -> bool:
 
 
 def converse(
-    engine: Engine | Endpoints,
+    engine: VerifierEngine,
     records: Iterable[dict[str, Any] | None],
     template: ChatTemplate,
     sampling: Sampling,
@@ -491,7 +492,7 @@ class Groups:
 
 
 def generate(
-    engine: Engine | Endpoints,
+    engine: VerifierEngine,
     splits: dict[str, list[dict[str, Any]]],
     template: ChatTemplate,
     sampling: Sampling,
@@ -553,8 +554,9 @@ def generate(
         except EndpointError as error:
             wanted = sum(map(len, splits.values()))
             raise EndpointError(
-                f"{error}{len(known)} of {wanted} records have their answers, and these are kept; "
-                "see that the endpoints run, then run again: it goes on from there"
+                f"{error}\n{len(known)} of {wanted} records have their answers, and these are "
+                "kept; see that the endpoints run, then run again: it goes on from there",
+                error.faults,
             ) from None
         finally:
             answers.flush()
