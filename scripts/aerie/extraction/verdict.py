@@ -80,7 +80,7 @@ class Verdict:
         self._judge_unsure(FEWEST_FOR_A_VERDICT)
 
     def _judge_unsure(self, least: int) -> None:
-        if len(self._unsure) < least:
+        if self._teacher is None or len(self._unsure) < least:
             return
         last = torch.cat([s.last_states[:, -1] for s in self._unsure])
         chosen = torch.tensor([s.chosen for s in self._unsure])

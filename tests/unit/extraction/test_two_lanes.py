@@ -6,6 +6,7 @@ import threading
 import time
 
 from aerie.common.leases import Leases, lease_path
+from aerie.common.progress import JobProgress
 from aerie.extraction import extractor
 from support.lanes import Lane, refusing
 
