@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Extraction, whole, against the same engine that throws away, and against upstream's way.
+"""Extraction against the same engine with states discarded, and against upstream's program.
 
 Ours: checked, compressed, written and synced shards, with their manifest. `discard`: the same
-engine in the same process captures and the files are removed unread; the two take turns. Upstream:
+engine in the same process captures, but the files are removed unread; the two take turns. Upstream:
 `speculators generate-offline-data --validate-outputs` and a vLLM server, with a batch of 4,096
 tokens, 32 sequences, concurrency 32 and staging in /dev/shm. Model loads are not counted, nor
 is the start of upstream's program (measured by a second call, which finds everything done).
@@ -28,10 +28,14 @@ from common import ROOT, record
 
 
 def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
+    from aerie import config
     from aerie.common.files import write_json
-    from aerie.engine.in_process import Engine, Request
+    from aerie.common.progress import JobProgress
+    from aerie.engine.in_process import Engine
+    from aerie.engine.protocol import Request
     from aerie.engine.staging import Staging
-    from aerie.extraction.lane import LaneWork, describe_lane, fill
+    from aerie.extraction.run import describe_lane, extract
+    from aerie.extraction.work import LaneWork
     from aerie.states.store import Store
     from aerie.states.teacher import Teacher
 
@@ -45,7 +49,7 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
         Staging() as staging,
         Engine(
             model,
-            inputs.ENGINE,
+            config.Engine(**inputs.ENGINE),
             max_model_len=longest + 1,
             capture_ids=layer_ids,
             staging=staging.folder,
@@ -56,32 +60,33 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
             for answer in engine.run(Request(f"{name}{r.id}", r.input_ids, 1) for r in chosen):
                 answer.states.unlink()
 
-        def extract(chosen, name):
+        def make_shards(chosen, name):
             store = Store(folder / name, inputs.convention(verifier, layer_ids))
             work = LaneWork(store, {r.id: r for r in chosen}, inputs.shards(chosen))
-            counts = fill(
-                work,
-                lambda: contextlib.nullcontext(engine),
-                lambda: teacher,
-                lambda *_: None,
-                staging_bytes=staging.limit,
-                min_kept_share=1.0,
-            )
+            with JobProgress("extract", len(chosen), "samples") as progress:
+                counts = extract(
+                    work,
+                    lambda: contextlib.nullcontext(engine),
+                    lambda: teacher,
+                    progress,
+                    staging_bytes=staging.limit,
+                    min_kept_share=1.0,
+                )
             manifest = describe_lane(work, counts, 1.0)
             write_json(folder / f"{name}.json", manifest)
             return manifest
 
         discard(rows[:64], "warm-up")
-        extract(rows[64:128], "warm-up")  # what is compiled is compiled once on a machine
+        make_shards(rows[64:128], "warm-up")  # what is compiled is compiled once on a machine
         for number in range(rounds):
             start = time.monotonic()
             discard(rows, f"d{number}-")
             seconds["discard"].append(time.monotonic() - start)
             start = time.monotonic()
-            manifest = extract(rows, str(number))
+            manifest = make_shards(rows, str(number))
             seconds["ours"].append(time.monotonic() - start)
-            stored = manifest["bytes"] / manifest["raw_bytes"]
-            assert manifest["extracted_tokens"] == tokens
+            stored = manifest.bytes / manifest.raw_bytes
+            assert manifest.extracted_tokens == tokens
     found = [
         {
             "side": side,

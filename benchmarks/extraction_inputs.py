@@ -20,6 +20,21 @@ ENGINE = {
 }
 
 
+def extraction_settings(engine: dict[str, Any], max_length: int, **hidden_states: Any) -> str:
+    """The value of `--settings` for `extract_hidden_states.py`."""
+    from aerie.config import load_config
+    from aerie.config.loading import sections_json
+
+    config = load_config(
+        {
+            "engine": engine,
+            "samples": {"max_length": max_length},
+            "hidden_states": {"min_kept_share": 1, **hidden_states},
+        }
+    )
+    return sections_json(config, "hidden_states", "samples", "engine", "verifier")
+
+
 def parser(description: str, samples: int) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--samples", type=int, default=samples)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Kill the extraction with SIGKILL at random instants, again and again; compare the stores.
+"""Kill the extraction with SIGKILL at random moments and compare the resulting stores.
 
-A tiny verifier (random weights, made here) and the real engine. A run is killed at a random
-instant around the next few shards that it writes, and the next goes on in its store. When one
-comes through, the store has to equal an undisturbed one bit for bit, and a new store is begun,
-until `--kills` runs were killed.
+A tiny verifier (random weights, made here) and the real engine. A run is killed at a random moment
+while it writes its next few shards, and the next run continues in its store. When a run finishes,
+the store must equal an undisturbed one bit for bit, and a new store is begun, until `--kills` runs
+were killed.
 
     python benchmarks/kill_extraction.py --kills 100
 """
@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from common import ROOT, record
+from extraction_inputs import extraction_settings
 
 ENGINE = {
     "dtype": "auto",
@@ -34,7 +35,7 @@ ENGINE = {
 
 
 def prepare(folder: Path, model: Path, samples: int) -> list[str]:
-    """Write the inputs of a lane; give the command that extracts it, without `--store`."""
+    """Write the inputs of a lane; the command that extracts it, without `--store`."""
     from aerie.common.files import write_json
     from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
     from aerie.states.ids import group_records
@@ -53,25 +54,13 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     write_json(folder / "verifier", describe_verifier(model, str(model), False))
     command = [sys.executable, ROOT / "scripts" / "extract_hidden_states.py"]
     command += ["--samples", folder / "samples", "--shards", folder / "shards"]
-    command += ["--verifier", folder / "verifier", "--layer-ids", "[1, 2, 4]"]
-    command += [
-        "--format",
-        "lossless",
-        "--last-state",
-        "all",
-        "--lane",
-        0,
-        "--lanes",
-        1,
-        "--max-length",
-        160,
-    ]
-    command += ["--min-kept-share", 1, "--engine", json.dumps(ENGINE)]
+    command += ["--verifier", folder / "verifier", "--lane", 0, "--settings"]
+    command.append(extraction_settings(ENGINE, max_length=160, layer_ids=[1, 2, 4]))
     return list(map(str, command))
 
 
 def content(store: Path) -> dict[str, bytes]:
-    """Files of the store that bear a final name."""
+    """Files of the store that have their final name."""
     files = (p for p in store.rglob("*") if p.is_file() and not p.name.startswith("."))
     return {str(p.relative_to(store)): p.read_bytes() for p in files}
 
@@ -83,8 +72,8 @@ def shards(store: Path) -> int:
 def run(command: list[str], store: Path, kill: tuple[int, float] | None) -> bool:
     """Run a lane; whether it ended by itself.
 
-    `kill`: killed so many seconds after the engine is at work and the store has so many shards;
-    None: left alone.
+    `kill`: (shards, seconds); kill the run this long after its engine works and the store has that
+    many shards. None: do not kill it.
     """
     store.mkdir(exist_ok=True)
     log = store / ".progress"
@@ -151,7 +140,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
-    from conftest import make_verifier  # the tests' own; needs the packages of envs/dev.lock
+    from support.models import make_verifier  # needs the packages of envs/dev.lock
 
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "tiny"

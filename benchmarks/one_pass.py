@@ -82,10 +82,9 @@ def main() -> None:
             )
             row["states"] = call(
                 "extract_hidden_states.py",
-                *(*common, "--samples", out / "s", "--shards", out / "shards"),
-                *("--layer-ids", "null", "--format", "lossless", "--last-state", "all"),
-                *("--lane", 0, "--lanes", 1),
-                *("--max-length", args.max_length, "--min-kept-share", 1),
+                *("--verifier", fingerprint, "--store", store, "--lane", 0),
+                *("--samples", out / "s", "--shards", out / "shards"),
+                *("--settings", inputs.extraction_settings(engine, args.max_length)),
                 *("--output", out / "lane.json"),
             )
             lane = json.loads((out / "lane.json").read_text())

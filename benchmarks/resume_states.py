@@ -76,20 +76,8 @@ def resume(folder: Path, rows, store, shards) -> dict:
     output = folder / "lane-0.json"
     command = [sys.executable, str(ROOT / "scripts" / "extract_hidden_states.py")]
     command += ["--samples", samples, "--shards", listed, "--verifier", fingerprint]
-    command += [
-        "--store",
-        folder,
-        "--layer-ids",
-        "null",
-        "--format",
-        "lossless",
-        "--last-state",
-        "all",
-        "--lane",
-        "0",
-    ]
-    command += ["--lanes", "1", "--max-length", "512", "--min-kept-share", "1", "--output", output]
-    command += ["--engine", json.dumps(inputs.ENGINE)]
+    command += ["--store", folder, "--lane", "0", "--output", output]
+    command += ["--settings", inputs.extraction_settings(inputs.ENGINE, max_length=512)]
     start = time.monotonic()
     subprocess.run(list(map(str, command)), check=True)
     whole = time.monotonic() - start
@@ -99,7 +87,7 @@ def resume(folder: Path, rows, store, shards) -> dict:
         [
             sys.executable,
             "-c",
-            "import aerie.extraction.lane, aerie.samples.tokenize, aerie.verifier.checkpoint",
+            "import aerie.extraction.run",
         ],
         check=True,
         env={"PYTHONPATH": str(ROOT / "scripts")},
@@ -118,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=5000)
     args = parser.parse_args()
-    from aerie.extraction.lane import LaneWork
+    from aerie.extraction.work import LaneWork
     from aerie.states.convention import Convention
     from aerie.states.store import Store
     from aerie.verifier.checkpoint import resolve_layer_ids
@@ -149,7 +137,7 @@ def main() -> None:
         fill_store(store, first, inputs.shards(first))
         work = LaneWork(store, {r.id: r for r in more}, inputs.shards(more))
         there = {r.id for r in first}
-        again = [r for r in work.to_extract() if r.id in there]
+        again = [r for s in work.missing for r in work.to_extract(s) if r.id in there]
         table.append(
             {
                 "what": f"{len(first)} to {len(more)} samples: tokens that were there already",

@@ -1,10 +1,11 @@
+from aerie.config.loading import sections_json
 from aerie.states.manifest import broken_shards
 
 
-# A lane's manifest is what Snakemake watches, not the shards that it names. When one of them was
-# deleted, cut short or moved aside, a note says so; the note is an input of the lane, which is
-# then out of date. (Also in a dry run, or that could not tell.) So it is when the manifest itself
-# is gone: of a file in between Snakemake says that nothing is to be done without it.
+# Snakemake watches a lane's manifest, not the shards that it lists. If one of them was deleted, cut
+# short or moved aside, a note is written; it is an input of the lane, which is then out of date.
+# (In a dry run too, which would otherwise announce nothing.) The same holds if the manifest itself
+# is gone: Snakemake does not make an intermediate file again when what depends on it exists.
 def note_of(lane):
     return Path(f"{RUN}/hidden_states/gone-{lane}.json")
 
@@ -15,12 +16,15 @@ if workflow.is_main_process:
         gone = broken_shards(manifest, Path(STORE))
         if gone:
             logger.warning(
-                f"{manifest}: {len(gone)} of its shards are gone from {STORE} or have another "
+                f"{manifest}: {len(gone)} of its shards are missing from {STORE} or have another "
                 f"size ({', '.join(gone[:3])}); they are made again"
             )
         if gone or not manifest.exists() and any(Path(RUN).glob("drafters/*/model")):
-            # With the time, because Snakemake looks at the content of a newer file.
+            # With the time, because Snakemake compares the content of a newer file.
             write_json(note_of(lane), {"noticed": time.time(), "shards": gone})
+
+
+EXTRACTION_SETTINGS = sections_json(CONFIG, "hidden_states", "samples", "engine", "verifier")
 
 
 rule extract_hidden_states:
@@ -58,8 +62,5 @@ rule extract_hidden_states:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " python {SCRIPTS}/extract_hidden_states.py --samples {input.samples}"
         " --shards {input.shards} --verifier {input.verifier} --store {STORE}"
-        " --layer-ids {params.layer_ids:q} --format {params.format}"
-        " --last-state {params.last_state} --lane {wildcards.lane}"
-        " --lanes {params.lanes} --max-length {params.max_length}"
-        " --min-kept-share {params.min_kept_share} {MAX_GIB} --engine {ENGINE:q} {params.trust}"
+        " --lane {wildcards.lane} --settings {EXTRACTION_SETTINGS:q}"
         " --progress-log {params.progress} --output {output}"

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from aerie import config
 from aerie.chat.template import ChatTemplate
 from aerie.common import cli
 from aerie.common.files import read_json_lines, write_json
@@ -41,7 +42,7 @@ def open_engine(
         )
     return Engine(
         model,
-        args.engine,
+        config.Engine.model_validate(args.engine),
         max_model_len=args.max_length,
         trust_remote_code=args.trust_remote_code,
         seed=args.seed,
@@ -121,7 +122,8 @@ def main() -> None:
 
     verifier = cli.read_fingerprint(args.verifier)
     # vLLM is imported below here: what can be wrong above must not cost its 10 seconds.
-    from aerie.engine import endpoints as endpoint
+    from aerie.engine import client as endpoint
+    from aerie.engine.servers import EndpointError
     from aerie.generation import answers as responses
 
     model_name = None
@@ -195,7 +197,7 @@ def main() -> None:
                     lambda done, tokens: progress.update(done, f"{tokens} tokens", tokens=tokens),
                     idle,
                 )
-        except endpoint.EndpointError as error:
+        except EndpointError as error:
             if not stored.keys() >= set(wanted):
                 raise
             print(f"what an earlier run could not get stays as it is: {error}", file=sys.stderr)

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aerie.chat.template import ChatTemplate, Unverified
+from aerie.chat.encoding import Unverified
+from aerie.chat.template import ChatTemplate
 from aerie.common.errors import InputError
 from aerie.common.files import digest
 from aerie.common.text import beginning

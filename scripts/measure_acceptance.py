@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+from aerie import config
 from aerie.chat.template import ChatTemplate
 from aerie.common import cli
 from aerie.common.errors import InputError
@@ -60,7 +61,7 @@ def main() -> None:
             JobProgress("measure_acceptance", total, "prompts", args.progress_log) as progress,
             Engine(
                 Path(verifier["path"]),
-                args.engine,
+                config.Engine.model_validate(args.engine),
                 max_model_len=args.max_length,
                 trust_remote_code=args.trust_remote_code,
                 drafter=args.drafter,

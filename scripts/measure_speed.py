@@ -4,6 +4,7 @@
 import platform
 from pathlib import Path
 
+from aerie import config
 from aerie.chat.template import ChatTemplate
 from aerie.common import cli
 from aerie.common.errors import InputError
@@ -49,7 +50,7 @@ def main() -> None:
     if not kept.is_file():
         common = {
             "model": Path(verifier["path"]),
-            "settings": args.engine,
+            "settings": config.Engine.model_validate(args.engine),
             "max_model_len": args.max_length,
             "trust_remote_code": args.trust_remote_code,
         }

@@ -3,7 +3,8 @@
 
 from pathlib import Path
 
-from aerie.chat.template import ChatTemplate, Unverified
+from aerie.chat.encoding import Unverified
+from aerie.chat.template import ChatTemplate
 from aerie.common import cli
 from aerie.common.errors import InputError
 from aerie.common.files import read_json, read_json_lines, write_json

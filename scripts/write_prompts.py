@@ -35,7 +35,7 @@ def main() -> None:
     def start_engine(turn: UserTurn) -> Engine:
         return Engine(
             Path(verifier["path"]),
-            args.engine,
+            load_config({"engine": args.engine}).engine,
             max_model_len=len(turn.header) + settings.max_tokens,
             trust_remote_code=args.trust_remote_code,
             seed=settings.seed,

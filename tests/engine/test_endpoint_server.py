@@ -157,7 +157,7 @@ def test_two_servers_one_killed_give_the_engines_own_answers(tmp_path, tiny_veri
         assert not (tmp_path / "asked.json").exists(), "finished before the server was killed"
         kill(victim)
         output = finish(job)
-    assert f"{first} is left out for now" in output and second not in output
+    assert f"{first} failed and is left out for now" in output and second not in output
     own, asked = answers("own"), answers("asked")
     assert read_json(tmp_path / "asked.json")["sampling"]["model"] == "tiny"
     assert asked.keys() == own.keys() == {record["id"] for record in records}

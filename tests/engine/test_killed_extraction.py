@@ -19,10 +19,13 @@ if __name__ == "__main__":
     import torch
     import vllm
     from aerie.engine import connector
-    from aerie.engine.in_process import Engine, EngineDied, Failure, Request
-    from aerie.extraction.lane import LaneWork, describe_lane, fill
-    from aerie.common.errors import InputError
-    from aerie.common.errors import UnusableStates
+    from aerie.common.errors import InputError, UnusableStates
+    from aerie.common.progress import JobProgress
+    from aerie import config
+    from aerie.engine.in_process import Engine
+    from aerie.engine.protocol import Failure, Request
+    from aerie.extraction.run import describe_lane, extract
+    from aerie.extraction.work import LaneWork
     from aerie.states.convention import Convention
     from aerie.states.shard import Shard
     from aerie.states.store import Store
@@ -45,7 +48,11 @@ if __name__ == "__main__":
         with (
             Staging() as staging,
             Engine(
-                model, {settings!r}, max_model_len=160, capture_ids=capture, staging=staging.folder
+                model,
+                config.Engine(**{settings!r}),
+                max_model_len=160,
+                capture_ids=capture,
+                staging=staging.folder,
             ) as started,
         ):
             yield started
@@ -53,20 +60,21 @@ if __name__ == "__main__":
     def lane(name, start, teacher=model):
         store = Store(root / name, Convention("f" * 32, tuple(ids), 128))
         work = LaneWork(store, {{r.id: r for r in rows}}, shards)
-        counts = fill(
-            work,
-            start,
-            lambda: Teacher(teacher),
-            lambda *_: None,
-            staging_bytes=1 << 30,
-            min_kept_share=0.9,
-        )
-        return describe_lane(work, counts, 0.9)
+        with JobProgress("test", len(rows), "samples") as progress:
+            counts = extract(
+                work,
+                start,
+                lambda: Teacher(teacher),
+                progress,
+                staging_bytes=1 << 30,
+                min_kept_share=0.9,
+            )
+        return describe_lane(work, counts, 0.9).as_json()
 
     def refused(name, *arguments, **more):
         try:
             lane(name, *arguments, **more)
-        except InputError as error:
+        except (InputError, UnusableStates) as error:
             assert not list((root / name).rglob("*.safetensors"))
             return str(error)
         raise AssertionError(f"{{name}} was taken")
@@ -140,7 +148,7 @@ if __name__ == "__main__":
 """
 
 
-def test_faults_of_the_engine_are_noticed_and_cost_no_more_than_they_must(tmp_path, tiny_verifier):
+def test_engine_faults_are_detected_and_lose_only_what_they_affect(tmp_path, tiny_verifier):
     other = make_verifier(tmp_path / "other", seed=5)
     output = run_python(
         FAULTS.format(
@@ -162,7 +170,7 @@ def test_faults_of_the_engine_are_noticed_and_cost_no_more_than_they_must(tmp_pa
     assert found["after death"] == [36, 0, 1]
 
 
-def test_killed_at_random_instants_the_store_is_that_of_an_undisturbed_run(tiny_verifier):
+def test_a_lane_killed_at_random_leaves_the_store_of_an_undisturbed_run(tiny_verifier):
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from kill_extraction import kill_and_compare
 

@@ -16,14 +16,17 @@ from pathlib import Path
 if __name__ == "__main__":
     import torch
     from transformers import AutoModelForCausalLM
-    from aerie.engine.in_process import Engine, Request, read_captured
+    from aerie import config
+    from aerie.engine.captured import read_captured
+    from aerie.engine.in_process import Engine
+    from aerie.engine.protocol import Request
     from aerie.common.errors import UnusableStates
     from aerie.states.checks import check_states
     from aerie.states.convention import Convention
     from aerie.states.teacher import Teacher
     from aerie.engine.staging import Staging
 
-    model, settings = Path({model!r}), {settings!r}
+    model, settings = Path({model!r}), config.Engine(**{settings!r})
     ids = [0, 1, 3, 6]
     torch.manual_seed(1)
     prompts = [torch.randint(3, 400, (n,)).tolist() for n in (3, 7, 20, 33, 64, 90, 120, 11)]
@@ -53,14 +56,14 @@ if __name__ == "__main__":
         answers = states(prompts, max_tokens=24)
     worst = 0.0
     for (s, tokens, _), (t, _, _), (a, with_answer, chosen) in zip(together, alone, answers):
-        # Not swapped between samples: the same alone and together.
+        # The same alone and together, so states are not swapped between samples.
         assert torch.allclose(s.float(), t.float(), atol=0.05, rtol=0.05)
         # The captured prompt of one pass is the extracted prompt of two.
         assert torch.allclose(a[: len(s)].float(), s.float(), atol=0.05, rtol=0.05)
         for got, ids_of_it in ((s, tokens), (a, with_answer)):
             out = reference(ids_of_it[None], output_hidden_states=True)
             hidden = list(out.hidden_states)
-            # transformers norms its last one; the state before is what layer 5 gives.
+            # transformers normalises the last one; layer 5 gives the state before that.
             keep = {{}}
             hook = reference.model.norm.register_forward_pre_hook(
                 lambda _, x: keep.update(last=x[0])
@@ -77,7 +80,7 @@ if __name__ == "__main__":
             sum(x == y for x, y in zip(agree, chosen)) / len(chosen)
         )
         teacher.check(a, chosen, greedy=True)
-        # A layer shifted by one, and the state after the final norm, are noticed.
+        # Layers and positions shifted by one are detected.
         for wrong in (a[:, [1, 2, 3, 2]], torch.roll(a, 1, 0)):
             try:
                 teacher.check(wrong, chosen, greedy=True)
@@ -88,7 +91,7 @@ if __name__ == "__main__":
 """
 
 
-def test_states_of_the_engine_are_those_of_transformers(tiny_verifier):
+def test_the_engines_states_match_transformers(tiny_verifier):
     # In bf16 the tiny verifier's random layers would add their rounding up to a tenth.
     settings = {**TINY_ENGINE, "dtype": "float32"}
     output = run_python(EXTRACT.format(model=str(tiny_verifier), settings=settings))

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 import store as program
 from aerie.common import cli
 from aerie.common.files import write_json
-from aerie.extraction.lane import LaneWork, describe_lane
+from aerie.extraction.run import describe_lane
+from aerie.extraction.work import LaneWork
 from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
 from aerie.states.convention import Convention
 from aerie.states.shard import Sample
@@ -104,11 +105,9 @@ class FinishedRun:
         write_json(run / "responses/manifest.json", {})
         write_json(run / "samples/shards.json", {"shards": shards})
         write_samples(run / "samples/samples.parquet", [row for g in groups for row, _ in g])
-        counts = {"quarantined": {}}
         for lane, part in enumerate((shards[::2], shards[1::2])):
             work = LaneWork(self.store, {row.id: row for g in groups for row, _ in g}, part)
-            manifest = describe_lane(work, counts, 0.0)
-            write_json(run / f"hidden_states/lane-{lane}.json", manifest)
+            describe_lane(work, {}, 0.0).write(run / f"hidden_states/lane-{lane}.json")
         return shards
 
     def path(self, number: int) -> Path:

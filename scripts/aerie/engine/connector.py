@@ -1,13 +1,13 @@
-"""vLLM's hidden-states connector for CPU and GPU, loaded out of tree by the engine.
+"""vLLM's hidden-states connector for CPU and GPU; the engine loads it by its module path.
 
-vLLM 0.32.0's ExampleHiddenStatesConnector copies with CUDA streams, so it fails where there is
-no GPU, and it lets a reader see a half-written file unless both sides take a file lock. Here a
-file has its name only when it is whole, and states that could not be saved leave `<name>.error`
-with the reason: one request fails, the engine goes on.
+ExampleHiddenStatesConnector of vLLM 0.32.0 copies with CUDA streams, so it fails without a GPU,
+and a reader sees half-written files unless both sides take a file lock. Here a file gets its name
+when it is complete. If states cannot be saved, `<name>.error` holds the reason: one request fails
+and the engine continues.
 """
 
-import contextlib
 import os
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -17,9 +17,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     extract_from_kv_cache,
 )
 
+from aerie.engine.captured import explain
+
 
 class _Done:
-    """Stands for a CUDA event of a copy that is already complete."""
+    """A CUDA event of a copy that is already complete."""
 
     def query(self) -> bool:
         return True
@@ -29,18 +31,21 @@ class _Done:
 
 
 class HiddenStatesConnector(ExampleHiddenStatesConnector):
-    """Writes a file a request: `hidden_states` bf16 [tokens, ids, hidden], `token_ids` [tokens]."""
+    """Writes one file per request: `hidden_states` bf16 [tokens, ids, hidden] and `token_ids`
+    int64 [tokens]."""
 
     @staticmethod
-    def _write_tensors(tensors, event, filename, lock_fd):
+    def _write_tensors(
+        tensors: dict[str, torch.Tensor], event: Any, filename: str, lock_fd: int | None
+    ) -> None:
         try:
             event.synchronize()
-            # A verifier in float16 or float32 has its states in that; shards are bf16.
+            # A verifier in float16 or float32 has its states in that format; shards are bf16.
             states = tensors["hidden_states"].to(torch.bfloat16)
             save_file({**tensors, "hidden_states": states}, filename + ".part")
             os.replace(filename + ".part", filename)
         except BaseException as error:
-            _explain(filename, error)
+            explain(filename, error)
             raise
         finally:
             if lock_fd is not None:
@@ -55,7 +60,7 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
             else:
                 super()._submit_async_write(pending)
         except Exception as error:
-            _explain(pending.filename, error)
+            explain(pending.filename, error)
             # Reported as sent, so that the request's blocks are freed.
             self._req_copy_events[pending.req_id] = _Done()
 
@@ -74,15 +79,3 @@ class HiddenStatesConnector(ExampleHiddenStatesConnector):
         self._req_copy_events[pending.req_id] = done
         self._req_futures[pending.req_id] = future
         future.add_done_callback(lambda f: self._on_write_done(pending.req_id, f))
-
-
-def _explain(filename: str, error: BaseException) -> None:
-    """Leave the reason under the name at which the engine's owner waits for the states."""
-    temporary = filename + ".why"
-    with (
-        contextlib.suppress(OSError),  # a full folder still takes an empty file
-        open(temporary, "w", encoding="utf-8") as file,
-    ):
-        file.write(f"{type(error).__name__}: {error}")
-    with contextlib.suppress(OSError):  # its owner waits a while, and says then what is missing
-        os.replace(temporary, filename + ".error")

@@ -1,8 +1,8 @@
 """vLLM's compiled RMS norm for its engine on a CPU.
 
-The CPU build of vLLM 0.32.0 holds the kernels but registers them for GPUs only; its norm in PyTorch
-passes over the states a dozen times. Registered through vLLM's own `ir` (implementations of an
-operation, by priority), for an engine in this process.
+The CPU build of vLLM 0.32.0 contains the kernels but registers them for GPUs only; its norm in
+PyTorch passes over the states a dozen times. Importing this module registers the kernels through
+vLLM's `ir` (implementations of an operation, by priority) for an engine in this process.
 """
 
 import torch
@@ -10,19 +10,27 @@ from vllm import ir
 
 PROVIDER = "cpu_c"
 PRIORITY = {name: [PROVIDER, "native"] for name in ("rms_norm", "fused_add_rms_norm")}
-"""For vLLM's option `ir_op_priority`: what the kernels do not take is done in PyTorch."""
+"""For vLLM's option `ir_op_priority`: PyTorch handles what the kernels do not support."""
 
 
-def _takes(x, weight, epsilon, variance_size=None) -> bool:
+def _supports(
+    x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
+) -> bool:
     whole = variance_size is None and x.dim() == 2 and x.is_contiguous()
     return whole and weight is not None and weight.dtype == x.dtype
 
 
-def _takes_sum(x, x_residual, weight, epsilon, variance_size=None) -> bool:
-    return _takes(x, weight, epsilon, variance_size)
+def _supports_sum(
+    x: torch.Tensor,
+    x_residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    variance_size: int | None = None,
+) -> bool:
+    return _supports(x, weight, epsilon, variance_size)
 
 
-@ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_takes)
+@ir.ops.rms_norm.register_impl(PROVIDER, supports_args=_supports)
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> torch.Tensor:
@@ -32,7 +40,7 @@ def rms_norm(
     return normed
 
 
-@ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_takes_sum)
+@ir.ops.fused_add_rms_norm.register_impl(PROVIDER, supports_args=_supports_sum)
 def fused_add_rms_norm(
     x: torch.Tensor,
     x_residual: torch.Tensor,
@@ -40,10 +48,10 @@ def fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMS norm of `x + x_residual` [tokens, hidden], and that sum.
+    """RMS norm of `x + x_residual` [tokens, hidden], and the sum itself.
 
-    Not in place, as vLLM's fused kernel is: the residual stream that enters the first layer may be
-    a state that is captured (layer id 0).
+    Unlike vLLM's fused kernel this does not work in place: the residual stream that enters the
+    first layer may be captured (layer id 0).
     """
     total = x + x_residual
     return rms_norm.impl_fn(total, weight, epsilon), total

@@ -1,77 +1,40 @@
-"""vLLM's engine, owned by the job that uses it: start it, feed it, read what it captured."""
+"""vLLM's engine, owned by the job that uses it."""
 
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from aerie.common.errors import EngineError, InputError
-from aerie.common.files import is_disk_full
 from aerie.common.machine import computes_bf16, keep_freed_memory
 from aerie.common.paths import SCRIPTS
 from aerie.common.progress import JobProgress
+from aerie.config import Engine as EngineSettings
+from aerie.engine.captured import with_states
+from aerie.engine.protocol import Answer, EngineDied, Failure, Request
 
 WRITE_SECONDS = 300.0
-"""How long the engine may take to write the states of the last requests."""
-
-
-@dataclass
-class Request:
-    """One prompt for the engine: token ids in, at most `max_tokens` tokens out.
-
-    `end_ids`: tokens that end it, beside the verifier's own; the one that did is given too.
-    """
-
-    key: str
-    prompt: list[int]
-    max_tokens: int
-    end_ids: tuple[int, ...] = ()
-
-
-@dataclass
-class Answer:
-    """What the engine gave for a request.
-
-    `tokens`: generated ids, as generated. `finish`: vLLM's reason, `stop` or `length`.
-    `states`: file of the captured states, None when nothing is captured.
-    """
-
-    key: str
-    prompt: list[int]
-    tokens: list[int]
-    finish: str
-    states: Path | None
-
-
-@dataclass
-class Failure(Answer):
-    """In place of an answer: why there is none, or, where it has tokens, why it has no states."""
-
-    reason: str
-
-
-class EngineDied(EngineError):
-    """The engine cannot go on; what was in flight has no answer."""
+"""Longest time the connector may take to write the states of the last requests."""
 
 
 class Engine:
-    """A vLLM engine, fed with token ids: in a process of its own, on a CPU in this one.
+    """A vLLM engine fed with token ids: on a GPU in a process of its own, on a CPU in this one.
 
-    `settings`: the keys of the configuration's `engine` section. `capture_ids`: save the states
-    of these layers (sorted; the last id may be the number of layers) for every request, as files
-    in the folder `staging`.
-    `drafter`: folder of a drafter that speculates `num_speculative_tokens` tokens a step.
-    `progress`: told of the load and of every step, which may come long before an answer.
+    `capture_ids`: save the states of these layers (sorted; the last id may be the number of
+    layers) for every request, as files in the folder `staging`. `drafter`: folder of a drafter
+    that speculates `num_speculative_tokens` tokens a step. `count`: collect the statistics that
+    `counters` returns. `progress` hears of the load and of every step, which may come long before
+    an answer.
     """
 
     def __init__(
         self,
         model: Path,
-        settings: dict[str, Any],
+        settings: EngineSettings,
         *,
         max_model_len: int,
         trust_remote_code: bool = False,
@@ -90,47 +53,32 @@ class Engine:
         from vllm import LLM
 
         self.in_process = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-        self.max_num_seqs = settings["max_num_seqs"]
+        self.max_num_seqs = settings.max_num_seqs
         self.max_model_len = max_model_len
         self.capturing = capture_ids is not None
         options: dict[str, Any] = {}
         if capture_ids is not None:
-            options["speculative_config"] = {
-                "method": "extract_hidden_states",
-                "num_speculative_tokens": 1,
-                "draft_model_config": {
-                    "hf_config": {"eagle_aux_hidden_state_layer_ids": list(capture_ids)}
-                },
-            }
-            options["kv_transfer_config"] = {
-                "kv_connector": "HiddenStatesConnector",
-                "kv_connector_module_path": "aerie.engine.connector",
-                "kv_role": "kv_producer",
-                "kv_connector_extra_config": {
-                    "shared_storage_path": str(staging),
-                    "use_synchronization_lock": False,
-                },
-            }
+            options |= _capture_options(capture_ids, staging)
         if drafter is not None:
             options["speculative_config"] = {
                 "method": "eagle3",
                 "model": str(drafter),
                 "num_speculative_tokens": num_speculative_tokens,
             }
-        if self.in_process and settings["enforce_eager"]:
-            # A compiler would fuse the norm with what is around it.
+        if self.in_process and settings.enforce_eager:
+            # A compiler would fuse the norm with the operations around it.
             from aerie.engine.cpu_kernels import PRIORITY
 
             options["ir_op_priority"] = PRIORITY
         self.llm = LLM(
             model=str(model),
-            dtype=_dtype(settings["dtype"]),
+            dtype=_dtype(settings.dtype),
             max_model_len=max_model_len,
-            max_num_seqs=settings["max_num_seqs"],
-            max_num_batched_tokens=max(settings["max_num_batched_tokens"], max_model_len),
-            enforce_eager=settings["enforce_eager"],
-            tensor_parallel_size=settings["tensor_parallel_size"],
-            gpu_memory_utilization=settings["gpu_memory_utilization"],
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=max(settings.max_num_batched_tokens, max_model_len),
+            enforce_eager=settings.enforce_eager,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
             trust_remote_code=trust_remote_code,
             seed=seed,
             # With the cache on, captured states can be shorter than the tokens (vllm#44485),
@@ -143,15 +91,15 @@ class Engine:
         if self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching:
             self.close()
             raise InputError(
-                "vLLM switched prefix caching on although it was asked not to; captured states "
-                "would be shorter than their tokens. Look for what sets it (a vLLM plugin, a "
-                "patched vLLM) and remove it"
+                "vLLM enabled prefix caching although it was told not to; captured states would be "
+                "shorter than their tokens. Find what enables it (a vLLM plugin, a patched vLLM) "
+                "and remove it"
             )
         if not self.in_process:
-            threading.Thread(target=_tell_of_death, args=[self.llm.llm_engine], daemon=True).start()
+            threading.Thread(target=_report_death, args=[self.llm.llm_engine], daemon=True).start()
         if capture_ids is not None and self.in_process:
             # vLLM's extraction method proposes every sampled token once more as a draft, so each
-            # step computes two tokens for the one that is kept. A CPU pays for both.
+            # step would compute two tokens for one that is kept, which a CPU pays for.
             self.llm.llm_engine.engine_core.engine_core.check_for_draft_tokens = False
         if progress is not None:
             progress.enter("working")
@@ -165,13 +113,11 @@ class Engine:
         seed: Callable[[str], int] | None = None,
         concurrency: int | None = None,
     ) -> Iterator[Answer]:
-        """Answer requests in the order in which they finish.
+        """Answer requests as `VerifierEngine.run` describes.
 
-        `requests` is drawn from lazily, `concurrency` at a time (default: twice what the engine
-        computes at once), so a caller may add to its source while it consumes the answers: one
-        that gives None is asked again later, until nothing is in flight. `seed` gives the seed of
-        a request by its key. What the engine does not take, or whose states it could not save,
-        comes as `Failure`. Raises `EngineDied` when the engine itself fails.
+        `concurrency` defaults to twice the sequences that the engine computes at once. A request
+        that vLLM refuses, or whose states it could not save, yields a `Failure`. Raises
+        `EngineDied` when the engine fails.
         """
         from vllm import SamplingParams, TokensPrompt
         from vllm.exceptions import VLLMClientError
@@ -183,7 +129,7 @@ class Engine:
         unwritten: list[Answer] = []
         last = time.monotonic()
         while True:
-            refused: list[Answer] = []
+            ready: list[Answer] = []
             while len(flying) < room and (request := next(requests, None)) is not None:
                 try:
                     engine.add_request(
@@ -200,37 +146,47 @@ class Engine:
                         ),
                     )
                 except (ValueError, VLLMClientError) as error:
-                    refused.append(_failed(request, [], f"the engine refuses it: {error}"))
+                    ready.append(_failed(request, f"the engine refuses it: {error}"))
                 except Exception as error:
-                    raise EngineDied(f"{type(error).__name__}: {error}") from error
+                    raise _died(error) from error
                 else:
                     flying[request.key] = request
-            if not flying and not unwritten and not refused:
+            if not flying and not unwritten and not ready:
                 return
             if flying or self.in_process:
-                try:
-                    outputs = engine.step()
-                except Exception as error:
-                    raise EngineDied(f"{type(error).__name__}: {error}") from error
-                if outputs and self.progress is not None:
-                    self.progress.beat(len(outputs))
-                for output in outputs:
+                for output in self._step():
                     if output.finished:
-                        request = flying.pop(output.request_id)
-                        unwritten.append(_answer(request, output))
-            elif not refused:
+                        unwritten.append(_answer(flying.pop(output.request_id), output))
+            elif not ready:
                 time.sleep(0.002)
             # The states of a finished request are written during the engine's next steps.
-            ready, waiting = refused, []
+            waiting = []
             for answer in unwritten:
-                found = _with_states(answer) if answer.states else answer
-                (waiting if found is None else ready).append(found or answer)
+                found = with_states(answer)
+                if found is None:
+                    waiting.append(answer)
+                else:
+                    ready.append(found)
             unwritten = waiting
             if ready or flying:
                 last = time.monotonic()
             elif time.monotonic() - last > WRITE_SECONDS:
-                raise EngineError(f"hidden states did not appear: {unwritten[0].states}")
+                raise EngineError(
+                    f"{unwritten[0].states}: captured states did not appear within "
+                    f"{WRITE_SECONDS:.0f} s after their request had finished; see the engine's log "
+                    "above, then run again"
+                )
             yield from ready
+
+    def _step(self) -> list[Any]:
+        """One step of the engine: outputs of requests that made progress."""
+        try:
+            outputs = self.llm.llm_engine.step()
+        except Exception as error:
+            raise _died(error) from error
+        if outputs and self.progress is not None:
+            self.progress.beat(len(outputs))
+        return outputs
 
     def counters(self) -> dict[str, Any]:
         """vLLM's running counts: drafts, accepted tokens, accepted tokens per position."""
@@ -249,32 +205,63 @@ class Engine:
         with contextlib.suppress(Exception):
             self.llm.llm_engine.engine_core.shutdown()
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
-def _tell_of_death(engine: Any) -> None:
-    """Wake up who waits for the engine's next outputs when its process has died.
+def _capture_options(layer_ids: list[int], staging: Path | None) -> dict[str, Any]:
+    """vLLM's options that save the states of these layers in the folder `staging`."""
+    return {
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {
+                "hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}
+            },
+        },
+        "kv_transfer_config": {
+            "kv_connector": "HiddenStatesConnector",
+            "kv_connector_module_path": "aerie.engine.connector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {
+                "shared_storage_path": str(staging),
+                "use_synchronization_lock": False,
+            },
+        },
+    }
+
+
+def _report_death(engine: Any) -> None:
+    """Wake the thread that waits for the engine's outputs when the engine's process has died.
 
     vLLM 0.32.0's client notices the death and ends the thread that receives outputs, but a caller
-    that waits for them already would wait for ever.
+    that is already waiting for them would wait forever.
     """
     client = engine.engine_core
     client.output_queue_thread.join()
     client.outputs_queue.put_nowait(RuntimeError("the engine's process has ended"))
 
 
-def _failed(request: Request, tokens: list[int], reason: str) -> Failure:
-    return Failure(request.key, request.prompt, tokens, "error", None, reason)
+def _died(error: Exception) -> EngineDied:
+    return EngineDied(f"{type(error).__name__}: {error}")
+
+
+def _failed(request: Request, reason: str) -> Failure:
+    return Failure(request.key, request.prompt, [], "error", None, reason)
 
 
 def _answer(request: Request, output: Any) -> Answer:
     completion = output.outputs[0]
     if completion.finish_reason in ("abort", "error"):
-        return _failed(request, [], f"the engine ended it with {completion.finish_reason!r}")
+        return _failed(request, f"the engine ended it with {completion.finish_reason!r}")
     states = (output.kv_transfer_params or {}).get("hidden_states_path")
     return Answer(
         output.request_id,
@@ -285,59 +272,24 @@ def _answer(request: Request, output: Any) -> Answer:
     )
 
 
-def _with_states(answer: Answer) -> Answer | None:
-    """The answer once its states are written, `Failure` when they cannot be, None until then."""
-    failed = Path(f"{answer.states}.error")
-    if failed.exists():
-        reason = failed.read_text(encoding="utf-8") or "no space even for the reason"
-        if is_disk_full(reason) or reason.startswith("no space"):
-            raise InputError(
-                f"{failed.parent}: no room for the states that wait there ({reason}); something "
-                "else fills it. Make room and run again: it goes on where it stopped"
-            )
-        failed.unlink()
-        return Failure(
-            answer.key,
-            answer.prompt,
-            answer.tokens,
-            answer.finish,
-            None,
-            f"its states were not saved: {reason}",
-        )
-    return answer if answer.states.exists() else None
-
-
-def read_captured(path: Path) -> tuple[Any, Any]:
-    """States [tokens, ids, hidden] bf16 and token ids [tokens] int64 of one request.
-
-    The file is removed. Its pages live on under the tensors, so the states of a staging folder in
-    memory are not held twice.
-    """
-    from safetensors.torch import load_file
-
-    tensors = load_file(path)
-    path.unlink()
-    return tensors["hidden_states"], tensors["token_ids"]
-
-
 def _dtype(wanted: str) -> str:
-    """`auto`: the checkpoint's own format, but float32 where there is no bf16 arithmetic."""
+    """vLLM's `dtype`. `auto`: the checkpoint's own, but float32 without bf16 arithmetic."""
     return "float32" if wanted == "auto" and not computes_bf16() else wanted
 
 
-def _prepare_environment(settings: dict[str, Any]) -> None:
-    """What vLLM reads from the environment, set before it is imported."""
+def _prepare_environment(settings: EngineSettings) -> None:
+    """Set what vLLM reads from the environment; call this before importing vLLM."""
     import torch
 
     if not torch.cuda.is_available():
-        # One process in place of three: each would import vLLM (25 s of CPU time), and the
+        # One process instead of three: each would import vLLM (25 s of CPU time), and the
         # scheduler's would spin on a core that the model needs.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         keep_freed_memory()
     wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": str(settings["cpu_cache_gib"]),
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.cpu_cache_gib),
         "TOKENIZERS_PARALLELISM": "false",
     }
     for name, value in wanted.items():

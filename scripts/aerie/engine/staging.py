@@ -1,8 +1,8 @@
-"""Where an engine leaves captured states until they are in a shard: in memory where there is room.
+"""Staging folders: where captured states stay until they are in a shard, in memory if they fit.
 
-A killed process cannot tidy up, and /dev/shm outlives it. So each folder holds a lock for as long
-as its process lives, and whoever makes the next one removes those whose lock is free. On a file
-system without locks none is removed.
+A killed process cannot clean up, and /dev/shm outlives it. So each folder contains a file that its
+process locks while it lives, and the next process removes folders whose lock is free. On a file
+system without locks nothing is removed.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -18,19 +19,18 @@ from aerie.common.errors import InputError
 
 MEMORY = Path("/dev/shm")
 PREFIX = "aerie-states-"
-LEAST_BYTES = 1 << 30
+MIN_BYTES = 1 << 30
 
 
 class Staging:
-    """A folder for at most `limit` bytes of states, gone when it is closed.
+    """A folder for at most `limit` bytes of states (at least `MIN_BYTES`), removed on close.
 
-    It lies in memory when half of /dev/shm and a quarter of the free memory hold `limit` bytes,
-    else on disk (`TMPDIR`). `limit`: what its user may leave in it at a time, at least
-    `LEAST_BYTES`. Raises `InputError` with the figures when neither has room.
+    It is in memory if `limit` fits into half of the free part of /dev/shm and a quarter of the
+    free memory, else on disk (`TMPDIR`). Raises `InputError` with the sizes if neither has room.
     """
 
-    def __init__(self, limit: int = LEAST_BYTES):
-        self.limit = max(limit, LEAST_BYTES)
+    def __init__(self, limit: int = MIN_BYTES):
+        self.limit = max(limit, MIN_BYTES)
         disk = Path(tempfile.gettempdir())
         for place in {MEMORY, disk}:
             remove_abandoned(place)
@@ -38,12 +38,12 @@ class Staging:
         free = shutil.disk_usage(place).free
         if free < self.limit:
             raise InputError(
-                f"states wait in {place} until they are in a shard; that takes up to "
-                f"{self.limit / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free. Make room, "
-                "set TMPDIR to a folder that has it, or lower hidden_states.samples_per_shard"
+                f"{place}: captured states are staged here and need up to "
+                f"{self.limit / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free. Free some "
+                "space, set TMPDIR to a larger folder, or lower hidden_states.samples_per_shard"
             )
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
-        # Locked before it has its name: whoever finds the name finds it locked.
+        # Renamed after locking, so that nobody finds it under this name unlocked.
         self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_WRONLY, 0o600)
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -53,7 +53,7 @@ class Staging:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
-    def __enter__(self) -> "Staging":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,17 +67,17 @@ def _memory_for(limit: int) -> bool:
 
 
 def remove_abandoned(place: Path) -> list[Path]:
-    """Remove the staging folders in `place` whose process is gone; give their names."""
+    """Remove and return the staging folders in `place` whose process is gone."""
     removed = []
     for folder in place.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / "lock", os.O_RDONLY)
         except OSError:
-            continue  # being made, or somebody else's
+            continue  # not complete yet, or another user's
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # somebody's, or there are no locks here
+            continue  # in use, or the file system has no locks
         else:
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)

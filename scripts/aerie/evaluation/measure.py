@@ -9,7 +9,8 @@ from typing import Any
 
 from aerie.common.errors import InputError
 from aerie.common.progress import JobProgress
-from aerie.engine.in_process import Engine, Request
+from aerie.engine.in_process import Engine
+from aerie.engine.protocol import Request
 
 
 def acceptance(before: dict[str, Any], after: dict[str, Any], positions: int) -> dict[str, Any]:

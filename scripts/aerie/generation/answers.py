@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.chat.template import ChatTemplate, Unverified
+from aerie.chat.encoding import Unverified
+from aerie.chat.template import ChatTemplate
 from aerie.common.errors import InputError, UnusableStates
 from aerie.common.files import digest, read_json_lines, write_json_lines
 from aerie.common.leases import POLL_SECONDS, Leases
 from aerie.common.versions import RESPONSES_VERSION
-from aerie.engine.endpoints import EndpointError, Endpoints, Refused
-from aerie.engine.in_process import Answer, Engine, Failure, Request, read_captured
+from aerie.engine.captured import read_captured
+from aerie.engine.endpoints import Endpoints
+from aerie.engine.in_process import Engine
+from aerie.engine.protocol import Answer, Failure, Refused, Request
+from aerie.engine.servers import EndpointError
 from aerie.samples.tokenize import (
     Dropped,
     TokenizedSample,

@@ -24,7 +24,8 @@ from aerie.common.files import digest
 from aerie.common.versions import SELF_PROMPTS_VERSION
 from aerie.config import SelfPrompts
 from aerie.corpus.cleaning import near_duplicates, signature, words_of
-from aerie.engine.in_process import Engine, Request
+from aerie.engine.in_process import Engine
+from aerie.engine.protocol import Request
 from aerie.generation.answers import AnswerStore
 
 WAVE = 64

@@ -712,7 +712,8 @@ def _check_weights(folder: Path, raw: dict[str, Any], text: Any, config: Any) ->
 
 
 def _check_template(folder: Path, text: Any, trusted: bool) -> list[Finding]:
-    from aerie.chat.template import ChatTemplate, Unverified
+    from aerie.chat.encoding import Unverified
+    from aerie.chat.template import ChatTemplate
 
     try:
         chat = ChatTemplate.load(folder, trusted)

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aerie.chat.template import ChatTemplate, Unverified
+from aerie.chat.encoding import Unverified
+from aerie.chat.template import ChatTemplate
 from aerie.common.errors import InputError
 from aerie.common.files import atomic_write
 from aerie.states.ids import group_records, sample_key, shard_id

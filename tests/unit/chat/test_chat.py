@@ -15,8 +15,8 @@ from tokenizers import pre_tokenizers as pre
 from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 
 import inspect_samples
-from aerie.chat.encoding import PieceEncoder
-from aerie.chat.template import ChatTemplate, Unverified
+from aerie.chat.encoding import PieceEncoder, Unverified
+from aerie.chat.template import ChatTemplate
 from aerie.chat.tracing import RESERVED, compile_template, trace
 from aerie.common.errors import InputError
 

@@ -1,9 +1,9 @@
-"""What the engine's connector leaves for the job, without an engine."""
+"""The files that the connector writes, without an engine."""
 
 import pytest
 import torch
 
-from aerie.engine.in_process import read_captured
+from aerie.engine.captured import read_captured
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,7 @@ def test_states_are_saved_in_bf16_whatever_the_verifier_computes_in(tmp_path, co
     assert torch.equal(found, tokens)
 
 
-def test_states_that_cannot_be_saved_leave_the_reason_and_no_part_that_is_taken_for_whole(
-    tmp_path, connector
-):
+def test_states_that_cannot_be_saved_leave_a_reason_and_no_partial_file(tmp_path, connector):
     class Lost(connector._Done):
         def synchronize(self):
             raise RuntimeError("the copy failed")

@@ -1,4 +1,4 @@
-"""Endpoints in the place of the engine, against small servers in threads of the test."""
+"""Endpoints in place of the engine, against small servers in threads of the test."""
 
 import http.server
 import json
@@ -9,10 +9,12 @@ import time
 import pytest
 
 from aerie.chat.template import ChatTemplate
-from aerie.common.errors import EngineError, InputError
+from aerie.common.errors import InputError
 from aerie.config import load_config
-from aerie.engine.endpoints import EndpointError, Endpoints, Patience, Refused, Server, first_model
-from aerie.engine.in_process import Request
+from aerie.engine.client import first_model
+from aerie.engine.endpoints import Endpoints
+from aerie.engine.protocol import Refused, Request
+from aerie.engine.servers import EndpointError, Patience, Server
 from aerie.generation.answers import AnswerStore, Sampling, converse, describe, generate
 from support.models import make_tokenizer
 from support.processes import wait_until
@@ -163,7 +165,7 @@ def expected(template):
 
 @pytest.mark.parametrize("ids_in", [True, False], ids=["ids in", "text in"])
 @pytest.mark.parametrize("ids_out", [True, False], ids=["ids out", "text out"])
-def test_the_same_tokens_whatever_the_server_speaks(template, ids_in, ids_out):
+def test_every_kind_of_server_gives_the_same_tokens(template, ids_in, ids_out):
     with (
         FakeServer(template, ids_in=ids_in, ids_out=ids_out) as server,
         open_endpoints(template, server.url) as endpoints,
@@ -176,12 +178,12 @@ def test_the_same_tokens_whatever_the_server_speaks(template, ids_in, ids_out):
     prompts = {r.key: r.prompt for r in requests}
     assert all(a.prompt == prompts[a.key] and a.states is None for a in answers)
     assert server.most <= 4
-    # What the server does not take is found out once, by those first in flight.
+    # Only the first requests in flight find out what the server does not accept.
     of_ids = sum(isinstance(b["prompt"], list) for b in server.bodies)
     assert of_ids == 6 if ids_in else of_ids <= 4
 
 
-def test_what_is_asked(template):
+def test_requests_contain_the_sampling_settings_and_token_ids(template):
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         request = asked(template)[0]
         run(endpoints, [request], temperature=0.5, top_p=0.9, seed=lambda key: len(key))
@@ -231,12 +233,12 @@ def count(**usage):
     ("change", "reason"),
     [
         (count(completion_tokens=40), "another number of tokens"),
-        (edit(text="a \ufffd"), "bytes that are no text"),
+        (edit(text="a \ufffd"), "bytes that are not text"),
         (edit(finish_reason="content_filter"), "content_filter"),
         (edit(prompt_token_ids=[1, 2]), "read the prompt as other tokens"),
     ],
 )
-def test_an_answer_that_cannot_be_vouched_for_is_refused(template, change, reason):
+def test_an_answer_whose_tokens_are_not_certain_is_refused(template, change, reason):
     with (
         FakeServer(template, ids_out=False, change=change) as server,
         open_endpoints(template, server.url) as endpoints,
@@ -249,13 +251,13 @@ def test_an_answer_that_cannot_be_vouched_for_is_refused(template, change, reaso
     assert describe({"a": row}, ["a"])["not_answered"] == 1
 
 
-def test_a_text_that_reads_differently_again_is_refused(template, monkeypatch):
+def test_an_answer_that_tokenises_differently_is_refused(template, monkeypatch):
     with (
         FakeServer(template, ids_out=False) as server,
         open_endpoints(template, server.url) as endpoints,
     ):
-        encode = endpoints._encode
-        monkeypatch.setattr(endpoints, "_encode", lambda text: encode(text)[:-1])
+        encode = endpoints.codec.encode
+        monkeypatch.setattr(endpoints.codec, "encode", lambda text: encode(text)[:-1])
         (answer,) = run(endpoints, asked(template))
     assert isinstance(answer, Refused) and "re-tokenised" in answer.reason
 
@@ -272,7 +274,7 @@ def test_a_prompt_with_text_like_a_control_token_is_not_sent_as_text(template):
 
 
 @pytest.mark.parametrize("faults", [[500], [429, 503], [0], [500, 0, 429]])
-def test_a_request_that_failed_is_asked_again(template, faults):
+def test_a_failed_request_is_asked_again(template, faults):
     with (
         FakeServer(template, faults=faults) as server,
         open_endpoints(template, server.url, concurrency=1) as endpoints,
@@ -284,7 +286,7 @@ def test_a_request_that_failed_is_asked_again(template, faults):
 
 
 def empty_once(**choice):
-    """The first answer is no answer."""
+    """Breaks the first answer."""
     left = [edit(**choice)]
 
     def change(payload, body):
@@ -328,7 +330,7 @@ def test_one_request_that_always_fails_does_not_stop_the_others(template):
     assert refused[0].again
 
 
-def test_what_one_run_could_not_get_the_next_one_asks_again(template, tmp_path):
+def test_the_next_run_asks_again_for_what_an_earlier_one_did_not_get(template, tmp_path):
     store = AnswerStore(tmp_path, GREEDY.key("f"))
     store.add({"id": "a", "dropped": "the endpoint fails on the request", "again": True})
     store.flush()
@@ -338,7 +340,7 @@ def test_what_one_run_could_not_get_the_next_one_asks_again(template, tmp_path):
     assert "dropped" not in store.load()["a"]
 
 
-def test_a_request_that_is_too_long_is_counted_and_the_rest_goes_on(template):
+def test_a_request_that_is_too_long_is_refused_and_the_others_are_answered(template):
     server = FakeServer(template)
     works = server.complete
     server.complete = lambda b: (400, {}) if len(b["prompt"]) > 60 else works(b)
@@ -348,13 +350,13 @@ def test_a_request_that_is_too_long_is_counted_and_the_rest_goes_on(template):
     assert answers[1].reason == "the endpoint refuses the request (HTTP 400)"
 
 
-def test_a_dead_endpoint_beside_a_live_one(template, capsys):
+def test_a_live_endpoint_answers_everything_beside_a_dead_one(template, capsys):
     dead = dead_url()
     with FakeServer(template) as server, open_endpoints(template, dead, server.url) as endpoints:
         answers = run(endpoints, asked(template, 20))
     assert len({a.key for a in answers}) == 20
     assert all(a.tokens == expected(template) for a in answers)
-    assert f"{dead} is left out" in capsys.readouterr().err
+    assert f"{dead} failed and is left out" in capsys.readouterr().err
 
 
 def test_live_endpoints_share_the_work(template):
@@ -387,7 +389,7 @@ def test_an_endpoint_that_comes_back_is_used_again(template, capsys):
     assert "answers again" in capsys.readouterr().err
 
 
-def test_all_dead_ends_with_the_answers_kept(template, tmp_path):
+def test_when_all_endpoints_are_dead_the_answers_so_far_are_kept(template, tmp_path):
     server = FakeServer(template)
     works = server.complete
     # Two answers, then nothing but errors.
@@ -398,11 +400,13 @@ def test_all_dead_ends_with_the_answers_kept(template, tmp_path):
     with (
         server,
         open_endpoints(template, server.url, dead, concurrency=1) as endpoints,
-        pytest.raises(EngineError) as error,
+        pytest.raises(EndpointError) as error,
     ):
         generate(endpoints, splits, template, GREEDY, store, {}, None, lambda *_: None)
     message = str(error.value)
     assert f"{server.url}: HTTP 500: gone" in message and dead in message
+    assert error.value.faults.keys() == {server.url, dead}
+    assert error.value.faults[server.url] == "HTTP 500: gone"
     assert "2 of 5 records" in message
     assert len(store.load()) == 2
 
@@ -420,7 +424,7 @@ def test_failures_of_one_outage_count_once():
     assert server.failures == 0 and server.room == 8
 
 
-def test_multi_turn(template):
+def test_all_turns_of_a_conversation_are_answered(template):
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         records = [record("a", "one", "two", "three"), record("b", "four")]
         rows = {c.row()["id"]: c.row() for c, _ in converse(endpoints, records, template, GREEDY)}
@@ -443,7 +447,7 @@ def test_a_refusal_in_a_later_turn_keeps_the_turns_before(template):
     assert describe({"a": row}, ["a"])["ended_early"] == 1
 
 
-def test_first_turn_only(template):
+def test_first_turn_only_answers_one_turn(template):
     only = Sampling(0.0, 1.0, 24, 200, 0, first_turn_only=True, model="tiny")
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         ((conversation, _),) = converse(endpoints, [record("a", "x", "y")], template, only)
@@ -452,12 +456,12 @@ def test_first_turn_only(template):
     assert only.key("f") != GREEDY.key("f")
 
 
-def test_answers_are_kept_apart_by_who_gave_them():
+def test_answers_of_different_models_have_different_keys():
     engine = Sampling(0.0, 1.0, 24, 200, 0)
     assert len({engine.key("f"), GREEDY.key("f"), engine.key("g")}) == 3
 
 
-def test_the_model_is_found_and_compared(template):
+def test_the_served_model_is_compared_with_the_configuration(template):
     with FakeServer(template, model="other") as server:
         assert first_model([dead_url(), server.url], HASTE) == "other"
         with pytest.raises(EndpointError, match=r"serves other, not tiny"):
@@ -492,7 +496,7 @@ def test_an_abandoned_run_closes(template):
         answers.close()
 
 
-def test_endpoints_in_the_configuration():
+def test_the_configuration_checks_endpoint_urls():
     config = load_config({"generation": {"endpoints": ["http://host:8000/v1/"]}})
     assert config.generation.endpoints == ["http://host:8000/v1"]
     for wrong in ["host:8000", "http://me:secret@host/v1", "ftp://host/v1"]:

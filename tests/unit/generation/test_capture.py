@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aerie.engine.in_process import Answer
+from aerie.engine.protocol import Answer
 from aerie.generation import answers as responses
 from aerie.generation.answers import AnswerStore, Capture, Sampling, generate
 from aerie.states.ids import sample_key

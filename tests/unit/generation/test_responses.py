@@ -11,7 +11,7 @@ from aerie.chat.template import ChatTemplate
 from aerie.common import leases
 from aerie.common.errors import InputError
 from aerie.common.leases import lease_path
-from aerie.engine.in_process import Answer
+from aerie.engine.protocol import Answer
 from aerie.generation import answers as responses
 from aerie.generation.answers import AnswerStore, Sampling, converse, describe, generate
 from support.processes import Clock

@@ -14,7 +14,7 @@ from aerie.common.errors import InputError
 from aerie.common.files import read_json, read_json_lines, write_json
 from aerie.config import SelfPrompts, load_config
 from aerie.corpus.layouts import Tally, conversations
-from aerie.engine.in_process import Answer
+from aerie.engine.protocol import Answer
 from aerie.generation.self_prompts import (
     AttemptStore,
     Judge,

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from aerie.common.files import write_json
-from aerie.extraction.lane import LaneWork, describe_lane
+from aerie.extraction.run import describe_lane
+from aerie.extraction.work import LaneWork
 from support.finished_run import SPECULATORS, WIDTH, bits, empty_store, export, take_in
 
 
@@ -132,7 +133,7 @@ def test_export_refuses_a_file_as_its_folder(finished):
 def test_export_ignores_the_manifests_of_former_lanes(finished):
     """`hidden_states.lanes` was 2 and is 1: lane-1.json is left, and names what lane 0 has too."""
     work = LaneWork(finished.store, finished.rows, finished.shards)
-    write_json(finished.lane(0), describe_lane(work, {"quarantined": {}}, 0.0))
+    describe_lane(work, {}, 0.0).write(finished.lane(0))
     target = export(finished, "speculators")
     assert "8 samples" in finished.text
     assert len(list(target.glob("hidden_states/*"))) == 8

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aerie.common.files import write_json
-from aerie.extraction.lane import LaneWork
+from aerie.extraction.work import LaneWork
 from aerie.maintenance import importing
 from aerie.samples.tokenize import TokenizedSample
 from aerie.states.ids import sample_key

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from aerie.common.files import write_json
-from aerie.extraction.lane import LaneWork, describe_lane
+from aerie.extraction.run import describe_lane
+from aerie.extraction.work import LaneWork
 from aerie.samples.tokenize import describe_shard
 from aerie.states.convention import Convention
 from aerie.states.facts import facts_path, write_nothing_kept
@@ -103,7 +104,7 @@ def test_facts_of_a_shard_without_kept_samples_stay_while_a_run_wants_it(finishe
     write_nothing_kept(path, {sample_key(row.input_ids): "too long" for row in rows})
     work = LaneWork(finished.store, finished.rows, finished.shards[1::2])
     assert work.missing == []
-    write_json(finished.lane(1), describe_lane(work, {}, 0.0))
+    describe_lane(work, {}, 0.0).write(finished.lane(1))
     for command in ("verify", "list", "gc"):
         status, text = finished.call(command)
         assert status == 0, text
@@ -129,9 +130,8 @@ def test_a_shard_that_lacks_only_quarantined_samples_is_whole(finished):
     samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in others]
     left_out = {sample_key(first[0].input_ids): "too long"}
     write_shard(finished.store, finished.shards[1]["id"], samples, left_out)
-    counts = {"quarantined": {first[0].id: "too long"}}
     work = LaneWork(finished.store, finished.rows, [finished.shards[1]])
-    write_json(finished.lane(1), describe_lane(work, counts, 0.0))
+    describe_lane(work, {}, 0.0).write(finished.lane(1))
     status, text = finished.call("verify")
     assert (status, "3 shards with" in text) == (0, True), text
     # Also where the run that wanted it is not known.
