@@ -10,7 +10,7 @@ from aerie.common.files import read_json, write_json
 from aerie.common.progress import JobProgress
 from aerie.engine.staging import Staging
 from aerie.extraction.lane import LaneWork, check_room, describe_lane, fill, is_done, share
-from aerie.samples.tokenize import read_samples
+from aerie.samples.file import read_samples
 from aerie.states.shard import Convention, Store, Teacher
 from aerie.verifier.checkpoint import resolve_layer_ids
 

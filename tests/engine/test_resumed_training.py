@@ -19,7 +19,7 @@ if __name__ == "__main__":
     from aerie.config import Drafter
     from aerie.states.shard import Convention, Sample, Store
     from aerie.common.progress import JobProgress
-    from aerie.samples.tokenize import TokenizedSample
+    from aerie.samples.file import TokenizedSample
 
     root = Path({root!r})
     convention = Convention("f" * 32, (1, 2, 4, 6), 128)

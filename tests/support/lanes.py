@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from aerie.engine.in_process import Answer, Failure
 from aerie.extraction.lane import LaneWork, describe_lane, fill
-from aerie.samples.tokenize import TokenizedSample, describe_shard
+from aerie.samples.file import TokenizedSample
+from aerie.samples.shards import plan_shard
 from aerie.states.shard import Convention, Shard, Store, sample_key
 
 IDS, WIDTH, VOCABULARY = (1, 2, 4), 16, 64
@@ -105,7 +106,8 @@ class Lane:
         self.store = Store(root / "store", CONVENTION)
         self.rows = {r.id: r for r in samples}
         self.shards = [
-            describe_shard("train", samples[i : i + size]) for i in range(0, len(samples), size)
+            plan_shard("train", samples[i : i + size]).as_json()
+            for i in range(0, len(samples), size)
         ]
         largest = max(s["tokens"] for s in self.shards)
         self.two_shards = 2 * largest * CONVENTION.bytes_per_token()

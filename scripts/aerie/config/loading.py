@@ -18,6 +18,14 @@ from aerie.common.paths import DEFAULT_CONFIG
 from aerie.config.root import Config
 from aerie.config.section import Section
 
+REMOVED = {
+    "self_prompts.min_tokens": "4",
+    "self_prompts.max_attempts": "5",
+    "self_prompts.max_repeated_share": "0.3",
+    "self_prompts.near_duplicates": "0.8",
+}
+"""Keys of earlier versions that are constants now, with their values."""
+
 
 def read_config(over: list[Path]) -> dict[str, Any]:
     """The values of config/config.yaml with those of other files laid over them key by key, as
@@ -101,6 +109,8 @@ def _explain(fault: dict[str, Any]) -> tuple[str, str]:
     ]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
+        if key in REMOVED:
+            return key, f"{key}: no longer a key; it is fixed at {REMOVED[key]}. Remove it"
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

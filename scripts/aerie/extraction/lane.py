@@ -30,7 +30,7 @@ from aerie.common.errors import AerieError, InputError, UnusableStates
 from aerie.common.files import free_bytes, read_optional, write_json
 from aerie.common.leases import POLL_SECONDS, Leases, lease_path
 from aerie.engine.in_process import Answer, EngineDied, Failure, Request, read_captured
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.states.shard import (
     Sample,
     Shard,

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from aerie.common.errors import InputError, UnusableStates
 from aerie.common.files import atomic_write, digest, read_json, write_json
 from aerie.maintenance.verify import IMPORTS, Named, read_named, read_run
-from aerie.samples.tokenize import TokenizedSample, read_samples
+from aerie.samples.file import TokenizedSample, read_samples
 from aerie.states.shard import (
     Convention,
     Sample,

@@ -20,7 +20,7 @@ from aerie.drafter.trainer import (
     place_samples,
     whole_checkpoints,
 )
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.states.shard import Convention, Sample, Store
 
 

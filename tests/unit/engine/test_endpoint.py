@@ -13,7 +13,11 @@ from aerie.common.errors import EngineError, InputError
 from aerie.config import load_config
 from aerie.engine.endpoints import EndpointError, Endpoints, Patience, Refused, Server, first_model
 from aerie.engine.in_process import Request
-from aerie.generation.answers import AnswerStore, Sampling, converse, describe, generate
+from aerie.generation.answers import AnswerStore, Sampling
+from aerie.generation.conversation import converse
+from aerie.generation.generate import generate
+from aerie.generation.manifest import count_answers
+from aerie.samples.stored_answer import StoredAnswer
 from support.models import make_tokenizer
 from support.processes import wait_until
 
@@ -243,10 +247,10 @@ def test_an_answer_that_cannot_be_vouched_for_is_refused(template, change, reaso
     ):
         (answer,) = run(endpoints, asked(template))
         assert isinstance(answer, Refused) and reason in answer.reason
-        ((conversation, _),) = converse(endpoints, [record("a", "why")], template, GREEDY)
-    row = conversation.row()
-    assert row == {"id": "a", "dropped": answer.reason}
-    assert describe({"a": row}, ["a"])["not_answered"] == 1
+        ((dialogue, _),) = converse(endpoints, [record("a", "why")], template, GREEDY)
+    stored = dialogue.stored()
+    assert stored.as_json() == {"id": "a", "dropped": answer.reason}
+    assert count_answers([stored]).not_answered == 1
 
 
 def test_a_text_that_reads_differently_again_is_refused(template, monkeypatch):
@@ -330,12 +334,13 @@ def test_one_request_that_always_fails_does_not_stop_the_others(template):
 
 def test_what_one_run_could_not_get_the_next_one_asks_again(template, tmp_path):
     store = AnswerStore(tmp_path, GREEDY.key("f"))
-    store.add({"id": "a", "dropped": "the endpoint fails on the request", "again": True})
+    reason = "the endpoint fails on the request"
+    store.add(StoredAnswer(id="a", dropped=reason, again=True))
     store.flush()
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         splits = {"train": [record("a", "why")]}
         generate(endpoints, splits, template, GREEDY, store, {}, None, lambda *_: None)
-    assert "dropped" not in store.load()["a"]
+    assert store.load()["a"].dropped is None
 
 
 def test_a_request_that_is_too_long_is_counted_and_the_rest_goes_on(template):
@@ -423,11 +428,14 @@ def test_failures_of_one_outage_count_once():
 def test_multi_turn(template):
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         records = [record("a", "one", "two", "three"), record("b", "four")]
-        rows = {c.row()["id"]: c.row() for c, _ in converse(endpoints, records, template, GREEDY)}
-    assert rows["a"]["texts"] == [" a reason"] * 3
-    (sample,) = rows["a"]["samples"]
-    assert [sample["ids"][s:e] for s, e in sample["spans"]] == [expected(template)] * 3
-    assert len(rows["b"]["texts"]) == 1
+        ended = [
+            dialogue.stored() for dialogue, _ in converse(endpoints, records, template, GREEDY)
+        ]
+    found = {answer.id: answer for answer in ended}
+    assert found["a"].texts == [" a reason"] * 3
+    (sample,) = found["a"].samples
+    assert [sample.ids[s:e] for s, e in sample.spans] == [expected(template)] * 3
+    assert len(found["b"].texts) == 1
 
 
 def test_a_refusal_in_a_later_turn_keeps_the_turns_before(template):
@@ -437,17 +445,17 @@ def test_a_refusal_in_a_later_turn_keeps_the_turns_before(template):
 
     server = FakeServer(template, change=change)
     with server, open_endpoints(template, server.url) as endpoints:
-        ((conversation, _),) = converse(endpoints, [record("a", "x", "y")], template, GREEDY)
-    row = conversation.row()
-    assert row["texts"] == [" a reason"] and "content_filter" in row["ended"]
-    assert describe({"a": row}, ["a"])["ended_early"] == 1
+        ((dialogue, _),) = converse(endpoints, [record("a", "x", "y")], template, GREEDY)
+    stored = dialogue.stored()
+    assert stored.texts == [" a reason"] and "content_filter" in stored.ended
+    assert count_answers([stored]).ended_early == 1
 
 
 def test_first_turn_only(template):
     only = Sampling(0.0, 1.0, 24, 200, 0, first_turn_only=True, model="tiny")
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
-        ((conversation, _),) = converse(endpoints, [record("a", "x", "y")], template, only)
-    assert conversation.row()["texts"] == [" a reason"]
+        ((dialogue, _),) = converse(endpoints, [record("a", "x", "y")], template, only)
+    assert dialogue.stored().texts == [" a reason"]
     assert len(server.bodies) == 1
     assert only.key("f") != GREEDY.key("f")
 

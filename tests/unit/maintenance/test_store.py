@@ -28,7 +28,8 @@ from aerie.extraction.lane import (
     write_shard,
 )
 from aerie.maintenance import exchange
-from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
+from aerie.samples.file import TokenizedSample, write_samples
+from aerie.samples.shards import plan_shard
 from aerie.states.manifest import broken_shards
 from aerie.states.shard import Convention, Sample, Shard, Store, sample_key
 
@@ -102,7 +103,7 @@ class Place:
         run = self.folder / "results" / name
         shards = []
         for group in groups:
-            shard = describe_shard(group[0][0].split, [row for row, _ in group])
+            shard = plan_shard(group[0][0].split, [row for row, _ in group]).as_json()
             samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in group]
             self.store.write(shard["id"], samples)
             shards.append(shard)
@@ -305,7 +306,7 @@ def test_fp8_states_that_were_rounded_to_zero_are_no_damage(place):
     states[0, -1] *= 50_000
     store = Store(place.root, Convention("f" * 32, IDS, WIDTH, "fp8"))
     sample = Sample(row.id, torch.tensor(row.input_ids), states)
-    store.write(describe_shard("train", [row])["id"], [sample])
+    store.write(plan_shard("train", [row]).id, [sample])
     status, text = place.call("verify")
     assert (status, "4 shards with" in text) == (0, True), text
 
@@ -314,7 +315,7 @@ def test_a_shard_of_another_version_is_said_to_be_one_and_left_alone(place, monk
     monkeypatch.setattr("aerie.states.shard.SHARD_VERSION", 1)
     row, states = make_row(place.verifier, 50)
     store = Store(place.root, place.convention)
-    shard = describe_shard("train", [row])["id"]
+    shard = plan_shard("train", [row]).id
     path = store.write(shard, [Sample(row.id, torch.tensor(row.input_ids), states)])
     monkeypatch.setattr("aerie.states.shard.SHARD_VERSION", 2)
     for command in (("verify", "--set-aside"), ("list",), ("show", shard)):
@@ -435,7 +436,7 @@ def test_show_gives_each_samples_norms(place):
 def unnamed(place) -> Path:
     """A shard that no manifest names."""
     row, states = make_row(place.verifier, 50)
-    shard = describe_shard("train", [row])["id"]
+    shard = plan_shard("train", [row]).id
     write_shard(place.store, shard, [Sample(row.id, torch.tensor(row.input_ids), states)], {})
     return place.store.path(shard)
 
