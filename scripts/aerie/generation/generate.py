@@ -79,9 +79,8 @@ def generate_responses(
                     capture, options = _open_capture(
                         stack, splits, verifier, settings, store, progress
                     )
-                engine: Engine | Endpoints = stack.enter_context(
-                    _open_engine(settings, sampling, template, verifier, progress, options)
-                )
+                engine = _open_engine(settings, sampling, template, verifier, progress, options)
+                stack.enter_context(engine)
                 outcome.load_seconds = time.monotonic() - start
                 outcome.adopted = generate(
                     engine,

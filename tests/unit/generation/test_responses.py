@@ -1,15 +1,19 @@
 """Dialogues and the store of answers, with a stand-in engine."""
 
 import concurrent.futures
+import json
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
+import generate_responses as program
 from aerie.chat.template import ChatTemplate
 from aerie.common import leases
 from aerie.common.errors import InputError
+from aerie.common.files import write_json, write_json_lines
 from aerie.common.leases import lease_path
 from aerie.engine.in_process import Answer
 from aerie.generation import generate as generating
@@ -17,7 +21,7 @@ from aerie.generation import groups, record_files
 from aerie.generation.answers import AnswerStore, Sampling
 from aerie.generation.conversation import converse
 from aerie.generation.generate import generate
-from aerie.generation.manifest import count_answers
+from aerie.generation.manifest import ResponsesManifest, count_answers, load_answers
 from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
 from support.processes import Clock
 
@@ -32,6 +36,12 @@ class FakeEngine:
         if finish == "stop":
             self.tokens = [*self.tokens, template.tokenizer.eos_token_id]
         self.finish, self.fail_after, self.asked = finish, fail_after, []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
 
     def run(self, requests, **_):
         while (request := next(requests, None)) is not None:
@@ -245,3 +255,43 @@ def test_waiting_run_answers_the_records_of_a_killed_one(tmp_path, template, mon
     generate(engine, {"train": rows}, template, SAMPLING, store, {}, None, lambda *_: None, idle)
     assert len(engine.asked) == 3
     assert set(waited) == {"waiting for process 5 on node7, which is answering 1 groups of records"}
+
+
+# The program
+
+
+def test_program_answers_what_is_missing(tmp_path, tiny_verifier, template, monkeypatch):
+    splits = {"train": records(6), "heldout": records(9)[6:]}
+    for name, rows in splits.items():
+        write_json_lines(tmp_path / f"{name}.jsonl.zst", rows)
+    fingerprint = {"path": str(tiny_verifier), "fingerprint": "f" * 32, "tokenizer": "t" * 32}
+    write_json(tmp_path / "verifier", {**fingerprint, "num_layers": 30, "hidden_size": 128})
+    settings = {
+        "generation": {"max_tokens": 8},
+        "samples": {"max_length": 200},
+        "hidden_states": {"samples_per_shard": 2},
+        "engine": {},
+        "verifier": {},
+    }
+    given = {
+        "train": tmp_path / "train.jsonl.zst",
+        "heldout": tmp_path / "heldout.jsonl.zst",
+        "verifier": tmp_path / "verifier",
+        "store": tmp_path / "store",
+        "settings": json.dumps(settings),
+        "output": tmp_path / "manifest.json",
+    }
+    engine, options = FakeEngine(template), {}
+    monkeypatch.setattr(generating, "Engine", lambda *_, **more: options.update(more) or engine)
+    monkeypatch.setattr(sys, "argv", ["x", *(f"--{k}={v}" for k, v in given.items())])
+    program.main()
+    made = ResponsesManifest.read(given["output"])
+    assert (made.records, made.generated, made.reused, made.sampling) == (9, 9, 0, SAMPLING)
+    assert made.captured.shards == 0  # this engine saves no states
+    assert options["capture_ids"] == [2, 15, 27, 30] and options["max_model_len"] == 200
+    assert not options["staging"].exists()
+    assert len(load_answers(given["output"], given["store"], splits)) == 9
+    program.main()
+    again = ResponsesManifest.read(given["output"])
+    assert (again.key, again.generated, again.reused) == (made.key, 0, 9)
+    assert len(engine.asked) == 9
