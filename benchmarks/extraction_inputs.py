@@ -71,7 +71,7 @@ def records(path: Path) -> list[list[dict[str, str]]]:
 def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) -> list[Any]:
     """The first `number` conversations that differ, rendered by the chat template and cut."""
     from aerie.chat.template import ChatTemplate
-    from aerie.samples.tokenize import TokenizedSample
+    from aerie.samples.file import TokenizedSample
     from aerie.states.ids import sample_key
 
     template = ChatTemplate.load(Path(fingerprint["path"]))
@@ -90,11 +90,11 @@ def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) 
 
 
 def shards(rows: list[Any], mean: int = 64) -> list[dict[str, Any]]:
-    from aerie.samples.tokenize import describe_shard
+    from aerie.samples.shards import plan_shard
     from aerie.states.ids import group_records
 
     groups = group_records([r.id for r in rows], mean)
-    return [describe_shard("train", [rows[i] for i in g]) for g in groups]
+    return [plan_shard("train", [rows[i] for i in g]).as_json() for g in groups]
 
 
 def convention(fingerprint: dict[str, Any], layer_ids: list[int]) -> Any:

@@ -37,7 +37,8 @@ ENGINE = {
 def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     """Write the inputs of a lane; the command that extracts it, without `--store`."""
     from aerie.common.files import write_json
-    from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
+    from aerie.samples.file import TokenizedSample, write_samples
+    from aerie.samples.shards import plan_shard
     from aerie.states.ids import group_records
     from aerie.verifier.checkpoint import describe_verifier
 
@@ -49,7 +50,7 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
         rows.append(TokenizedSample(name, name, "kill", "train", ids, [True] * len(ids), 1, -1))
     groups = group_records([r.id for r in rows], 16)
     write_samples(folder / "samples", rows)
-    shards = [describe_shard("train", [rows[i] for i in g]) for g in groups]
+    shards = [plan_shard("train", [rows[i] for i in g]).as_json() for g in groups]
     write_json(folder / "shards", {"shards": shards})
     write_json(folder / "verifier", describe_verifier(model, str(model), False))
     command = [sys.executable, ROOT / "scripts" / "extract_hidden_states.py"]

@@ -51,7 +51,7 @@ def measure(run: Path, steps: int, workers: int) -> None:
     from aerie.common.progress import JobProgress
     from aerie.config import Drafter
     from aerie.drafter import trainer as training
-    from aerie.samples.tokenize import read_samples
+    from aerie.samples.file import read_samples
 
     if workers < 0:
         training.ShardLoader.__iter__ = DataLoader.__iter__

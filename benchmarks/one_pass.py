@@ -52,32 +52,34 @@ def main() -> None:
         write_json(fingerprint, verifier)
         write_json_lines(folder / "train", train)
         write_json_lines(folder / "heldout", [])
-        capture = {
-            "layer_ids": None,
-            "samples_per_shard": 64,
-            "format": "lossless",
-            "last_state": "all",
+        settings = {
+            "generation": {"max_tokens": args.max_tokens},
+            "samples": {
+                "max_length": args.max_length,
+                "min_supervised_tokens": 1,
+                "max_lost_share": 1,
+            },
+            "hidden_states": {"samples_per_shard": 64},
+            "engine": engine,
+            "verifier": {},
         }
-        for side, captured in (("one pass", capture), ("two passes", None)):
+        for side, capture in (("one pass", True), ("two passes", False)):
             store, out = folder / side, folder / f"{side} out"
-            limits = ["--max-length", args.max_length, "--min-supervised-tokens", 1]
-            common = ["--verifier", fingerprint, "--store", store, "--engine", json.dumps(engine)]
+            settings["generation"]["capture"] = capture
+            tokenizing = {n: settings[n] for n in ("samples", "hidden_states", "verifier")}
             prompt_files = ["--train", folder / "train", "--heldout", folder / "heldout"]
             row = {
                 "side": side,
                 "answers": call(
                     "generate_responses.py",
-                    *(*prompt_files, *common, *limits),
-                    *("--temperature", 0, "--top-p", 1, "--seed", 0),
-                    *("--max-tokens", args.max_tokens, "--capture", json.dumps(captured)),
-                    *("--output", out / "manifest.json"),
+                    *(*prompt_files, "--verifier", fingerprint, "--store", store),
+                    *("--settings", json.dumps(settings), "--output", out / "manifest.json"),
                 ),
             }
             call(
                 "tokenize_samples.py",
-                *(*prompt_files, *limits, "--verifier", fingerprint, "--store", store),
-                *("--responses", out / "manifest.json", "--min-kept-share", 0.5),
-                *("--max-lost-share", 1, "--samples-per-shard", 64, "--last-state", "all"),
+                *(*prompt_files, "--verifier", fingerprint, "--store", store),
+                *("--responses", out / "manifest.json", "--settings", json.dumps(tokenizing)),
                 *("--samples", out / "s", "--shards", out / "shards", "--report", out / "r"),
             )
             row["states"] = call(

@@ -27,7 +27,7 @@ WIDTH, LAYERS, VOCABULARY = 64, 8, 1000
 def made_up(number: int, seed: int = 0):
     """Samples of 20 to 400 tokens."""
     from aerie.common.files import digest
-    from aerie.samples.tokenize import TokenizedSample
+    from aerie.samples.file import TokenizedSample
 
     rows = []
     for i in range(number):
@@ -58,7 +58,7 @@ def fill_store(store, rows, shards) -> None:
 
 def resume(folder: Path, rows, store, shards) -> dict:
     from aerie.common.files import write_json
-    from aerie.samples.tokenize import write_samples
+    from aerie.samples.file import write_samples
 
     samples, listed, fingerprint = (folder / n for n in ("s.parquet", "s.json", "f.json"))
     write_samples(samples, rows)

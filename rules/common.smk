@@ -13,6 +13,7 @@ if workflow.is_main_process:
 from snakemake.logging import logger
 
 from aerie.config import check_paths, load_config
+from aerie.config.loading import sections_json
 from aerie.common.errors import AerieError
 from aerie.common import versions
 from aerie.common.files import write_json

@@ -1,6 +1,7 @@
 GENERATED = (
     {"responses": f"{RUN}/responses/manifest.json"} if CONFIG.generation.mode == "generate" else {}
 )
+TOKENIZE_SETTINGS = sections_json(CONFIG, "samples", "hidden_states", "verifier")
 
 
 rule tokenize_samples:
@@ -30,19 +31,14 @@ rule tokenize_samples:
         min_supervised_tokens=CONFIG.samples.min_supervised_tokens,
         min_kept_share=CONFIG.samples.min_kept_share,
         max_lost_share=CONFIG.samples.max_lost_share,
-        no_reasoning=flag("--no-reasoning", not CONFIG.samples.supervise_reasoning),
+        supervise_reasoning=CONFIG.samples.supervise_reasoning,
         samples_per_shard=CONFIG.hidden_states.samples_per_shard,
         last_state=CONFIG.hidden_states.last_state,
         version=versions.SAMPLES_VERSION,
-        trust=trust(),
+        trust=CONFIG.verifier.trust_remote_code,
     shell:
         "python {SCRIPTS}/tokenize_samples.py --train {input.train} --heldout {input.heldout}"
         " --verifier {input.verifier} {params.responses} --store {STORE}"
-        " --max-length {params.max_length}"
-        " --min-supervised-tokens {params.min_supervised_tokens}"
-        " --min-kept-share {params.min_kept_share}"
-        " --max-lost-share {params.max_lost_share} {params.no_reasoning}"
-        " --samples-per-shard {params.samples_per_shard} --last-state {params.last_state}"
-        " {params.trust}"
+        " --settings {TOKENIZE_SETTINGS:q}"
         " --samples {output.samples} --shards {output.shards} --report {output.report}"
         " > {log} 2>&1"

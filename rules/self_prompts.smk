@@ -1,5 +1,6 @@
-# Prompts that the verifier writes itself; nothing asks for them when `self_prompts.number` is 0.
+# Prompts that the verifier writes itself; nothing needs them when `self_prompts.number` is 0.
 SELF_PROMPTS = [f"{RUN}/prompts/self.jsonl.zst"] if CONFIG.self_prompts.number else []
+WRITE_SETTINGS = sections_json(CONFIG, "self_prompts", "engine", "verifier")
 
 
 rule write_prompts:
@@ -24,10 +25,10 @@ rule write_prompts:
         settings=as_json(CONFIG.self_prompts),
         dtype=DTYPE,
         version=versions.SELF_PROMPTS_VERSION,
-        trust=trust(),
+        trust=CONFIG.verifier.trust_remote_code,
         progress=progress_of("write_prompts"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " python {SCRIPTS}/write_prompts.py --verifier {input.verifier} --store {STORE}"
-        " --settings {params.settings:q} --engine {ENGINE:q} {params.trust}"
+        " --settings {WRITE_SETTINGS:q}"
         " --progress-log {params.progress} --output {output.prompts} --report {output.report}"

@@ -3,12 +3,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from aerie.common import cli
-from aerie.common.files import atomic_write, write_json
-from aerie.samples.tokenize import read_samples
-from aerie.samples.vocabulary import build_maps, count_tokens, describe_coverage
+from aerie.samples.vocabulary import map_vocabulary
 
 
 def main() -> None:
@@ -19,14 +15,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for t2d, d2t, coverage")
     args = parser.parse_args()
     verifier = cli.read_fingerprint(args.verifier)
-    rows = [r for r in read_samples(args.samples).values() if r.split == "train"]
-    counts = count_tokens(rows, verifier["vocab_size"])
-    for name, array in zip(("t2d", "d2t"), build_maps(counts, args.size), strict=True):
-        with atomic_write(args.output / f"{name}.npy") as temporary, temporary.open("wb") as file:
-            np.save(file, array)
-    write_json(
-        args.output / "coverage.json",
-        describe_coverage(counts, args.size, verifier["tokenizer_size"], verifier["tokenizer"]),
+    map_vocabulary(
+        args.samples,
+        args.size,
+        verifier["vocab_size"],
+        verifier["tokenizer_size"],
+        verifier["tokenizer"],
+        args.output,
     )
 
 

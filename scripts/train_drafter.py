@@ -16,7 +16,7 @@ from aerie.common.files import digest, digest_file, read_json, sync_folder, writ
 from aerie.common.leases import POLL_SECONDS, Leases
 from aerie.common.progress import JobProgress
 from aerie.common.versions import TRAINING_VERSION
-from aerie.samples.tokenize import read_samples
+from aerie.samples.file import read_samples
 
 
 def main() -> None:

@@ -105,22 +105,23 @@ def test_two_servers_one_killed_give_the_engines_own_answers(tmp_path, tiny_veri
     fingerprint = {"path": str(tiny_verifier), "fingerprint": "f" * 32}
     write_json(tmp_path / "fingerprint.json", fingerprint)
 
-    def start(name: str, *more: str) -> subprocess.Popen:
+    def start(name: str, **generation: object) -> subprocess.Popen:
+        settings = {
+            "generation": {"max_tokens": MAX_TOKENS, "capture": False, **generation},
+            "samples": {"max_length": 160, "min_supervised_tokens": 1},
+            "hidden_states": {},
+            "engine": ENGINE,
+            "verifier": {},
+        }
         options = {
             "train": tmp_path / "train.jsonl.zst",
             "heldout": tmp_path / "heldout.jsonl.zst",
             "verifier": tmp_path / "fingerprint.json",
             "store": tmp_path / name,
             "output": tmp_path / f"{name}.json",
-            "temperature": 0,
-            "top-p": 1,
-            "max-tokens": MAX_TOKENS,
-            "max-length": 160,
-            "min-supervised-tokens": 1,
-            "seed": 0,
-            "engine": json.dumps(ENGINE),
+            "settings": json.dumps(settings),
         }
-        command = [sys.executable, str(ROOT / "scripts" / "generate_responses.py"), *more]
+        command = [sys.executable, str(ROOT / "scripts" / "generate_responses.py")]
         command += [f"--{option}={value}" for option, value in options.items()]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -147,9 +148,7 @@ def test_two_servers_one_killed_give_the_engines_own_answers(tmp_path, tiny_veri
         finish(start("own"))  # while the servers start
         for url, log in zip((first, second), logs, strict=True):
             wait_until(lambda url=url: answers_there(url), 300, f"{log} tells why")
-        job = start(
-            "asked", f"--endpoint={first}", f"--endpoint={second}", "--endpoint-concurrency=4"
-        )
+        job = start("asked", endpoints=[first, second], endpoint_concurrency=4)
         opened.callback(job.kill)
         wait_until(
             lambda: any((tmp_path / "asked").rglob("*.jsonl.zst")), 120, "no answer was kept"
@@ -162,5 +161,5 @@ def test_two_servers_one_killed_give_the_engines_own_answers(tmp_path, tiny_veri
     assert read_json(tmp_path / "asked.json")["sampling"]["model"] == "tiny"
     assert asked.keys() == own.keys() == {record["id"] for record in records}
     for name, answer in asked.items():
-        assert answer["samples"] == own[name]["samples"]  # token ids, and where the answers are
-        assert all(end > begin for s in answer["samples"] for begin, end in s["spans"])
+        assert answer.samples == own[name].samples  # token ids, and where the answers are
+        assert all(end > begin for s in answer.samples for begin, end in s.spans)

@@ -30,7 +30,8 @@ if __name__ == "__main__":
     from aerie.states.shard import Shard
     from aerie.states.store import Store
     from aerie.states.teacher import Teacher
-    from aerie.samples.tokenize import TokenizedSample, describe_shard
+    from aerie.samples.file import TokenizedSample
+    from aerie.samples.shards import plan_shard
     from aerie.engine.staging import Staging
 
     model, other, root = Path({model!r}), Path({other!r}), Path({root!r})
@@ -41,7 +42,7 @@ if __name__ == "__main__":
         tokens = torch.randint(3, 400, (5 + 3 * number,)).tolist()
         name = f"s{{number}}"
         rows.append(TokenizedSample(name, name, "x", "train", tokens, [], 1, -1))
-    shards = [describe_shard("train", rows[i : i + 12]) for i in range(0, 36, 12)]
+    shards = [plan_shard("train", rows[i : i + 12]).as_json() for i in range(0, 36, 12)]
 
     @contextlib.contextmanager
     def engine(capture=ids):

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     from aerie.states.shard import Sample
     from aerie.states.store import Store
     from aerie.common.progress import JobProgress
-    from aerie.samples.tokenize import TokenizedSample
+    from aerie.samples.file import TokenizedSample
 
     root = Path({root!r})
     convention = Convention("f" * 32, (1, 2, 4, 6), 128)

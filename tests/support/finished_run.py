@@ -13,7 +13,8 @@ from aerie.common import cli
 from aerie.common.files import write_json
 from aerie.extraction.run import describe_lane
 from aerie.extraction.work import LaneWork
-from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
+from aerie.samples.file import TokenizedSample, write_samples
+from aerie.samples.shards import plan_shard
 from aerie.states.convention import Convention
 from aerie.states.shard import Sample
 from aerie.states.store import Store
@@ -86,7 +87,7 @@ class FinishedRun:
         run = self.folder / "results" / name
         shards = []
         for group in groups:
-            shard = describe_shard(group[0][0].split, [row for row, _ in group])
+            shard = plan_shard(group[0][0].split, [row for row, _ in group]).as_json()
             samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in group]
             self.store.write(shard["id"], samples)
             shards.append(shard)

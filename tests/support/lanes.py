@@ -12,7 +12,8 @@ from aerie.common.progress import JobProgress
 from aerie.engine.protocol import Answer, Failure, Request
 from aerie.extraction.run import describe_lane, extract
 from aerie.extraction.work import LaneWork
-from aerie.samples.tokenize import TokenizedSample, describe_shard
+from aerie.samples.file import TokenizedSample
+from aerie.samples.shards import plan_shard
 from aerie.states.convention import Convention
 from aerie.states.ids import sample_key
 from aerie.states.shard import Shard
@@ -126,7 +127,8 @@ class Lane:
         self.store = Store(root / "store", CONVENTION)
         self.samples = {s.id: s for s in samples}
         self.shards = [
-            describe_shard("train", samples[i : i + size]) for i in range(0, len(samples), size)
+            plan_shard("train", samples[i : i + size]).as_json()
+            for i in range(0, len(samples), size)
         ]
         largest = max(s["tokens"] for s in self.shards)
         self.two_shards = 2 * largest * CONVENTION.bytes_per_token()

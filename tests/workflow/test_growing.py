@@ -12,9 +12,10 @@ import yaml
 from aerie.config import load_config
 from aerie.generation.answers import AnswerStore, Sampling
 from aerie.planning import costs, plan
-from aerie.samples.tokenize import Dropped, group_by_shard, rows_of_answer
+from aerie.samples.conversion import Dropped, samples_of_answer
+from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
 from aerie.states.convention import Convention
-from aerie.states.ids import shard_id
+from aerie.states.ids import group_records, shard_id
 from aerie.states.store import Store
 from support.models import KIMI
 from support.paths import ROOT
@@ -63,18 +64,19 @@ def fill_store(config) -> tuple[int, int]:
     convention = Convention("f" * 32, (2, 15, 27, 30), 64, "lossless", last_state)
     store = Store(Path("results/store"), convention)
     store.folder.mkdir(parents=True, exist_ok=True)
-    limits, shards = config.samples.model_dump(), 0
+    shards = 0
     for split, ids in counted["splits"].items():
-        for group in group_by_shard([{"id": i} for i in ids], 16):
+        for group in group_records(ids, 16):
             rows = []
             for position in group:
                 seed = int(ids[position][:8], 16)
                 tokens = [(seed + k) % 512 for k in range(40)]
-                answer = {"id": ids[position], "samples": [{"ids": tokens, "spans": [[20, 40]]}]}
+                sample = AnswerTokens(ids=tokens, spans=[(20, 40)])
+                answer = StoredAnswer(id=ids[position], samples=[sample])
                 answers.add(answer)
                 try:
-                    rows += rows_of_answer(
-                        {"id": answer["id"], "source": ""}, split, answer, limits
+                    rows += samples_of_answer(
+                        {"id": answer.id, "source": ""}, split, answer, config.samples
                     )
                 except Dropped:
                     continue

@@ -95,12 +95,8 @@ CHANGES: dict[str, dict[str, Any]] = {
             "temperature": 0.7,
             "top_p": 0.5,
             "max_tokens": 99,
-            "min_tokens": 2,
             "seed": 1,
-            "max_attempts": 2,
             "min_letter_share": 0,
-            "max_repeated_share": 1,
-            "near_duplicates": None,
         }.items()
     },
     **{

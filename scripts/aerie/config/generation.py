@@ -2,10 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-)
+from pydantic import Field, field_validator
 
 from aerie.config.section import Section, Url
 
@@ -26,18 +23,18 @@ class Generation(Section):
     """Seed of sampling."""
     capture: bool = True
     """Save the hidden states while the answers are generated: one model load and no second
-    prefill. Ignored with `endpoints`, which give none: the extraction makes them."""
+    prefill. Ignored with `endpoints`, which give no states: the extraction makes them."""
     first_turn_only: bool = False
-    """Answer only the first user turn of a conversation and leave out what follows."""
+    """Answer only the first user turn of each conversation and ignore the rest."""
     endpoints: list[Url] = []
     """Base URLs of OpenAI-compatible servers of the verifier (vLLM, SGLang), such as
-    `http://host:8000/v1`, used side by side; none: the job's own engine. A key is read from the
-    environment variable `AERIE_API_KEY` only."""
+    `http://host:8000/v1`, used in parallel; empty: the job's own engine. The API key is read
+    from the environment variable `AERIE_API_KEY` only."""
     endpoint_model: str | None = None
-    """Name of the model at the endpoints (null: the server's first). Answers are kept by it,
-    apart from the engine's."""
+    """Name of the model at the endpoints (null: the server's first). Its answers are kept apart
+    from the engine's."""
     endpoint_concurrency: Annotated[int, Field(ge=1)] = 32
-    """Requests at a time per endpoint."""
+    """Concurrent requests per endpoint."""
 
     @field_validator("endpoints")
     @classmethod

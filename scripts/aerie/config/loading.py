@@ -20,6 +20,13 @@ from aerie.config.section import Section
 
 RENAMED = {"hidden_states.layer_ids": "hidden_states.aux_layer_ids"}
 """Keys of earlier versions and what they are called now."""
+REMOVED = {
+    "self_prompts.min_tokens": "4",
+    "self_prompts.max_attempts": "5",
+    "self_prompts.max_repeated_share": "0.3",
+    "self_prompts.near_duplicates": "0.8",
+}
+"""Keys of earlier versions that are constants now, with their values."""
 
 
 def read_config(over: list[Path]) -> dict[str, Any]:
@@ -106,6 +113,8 @@ def _explain(fault: dict[str, Any]) -> tuple[str, str]:
     if fault["type"] == "extra_forbidden":
         if key in RENAMED:
             return key, f"{key}: renamed to {RENAMED[key]}"
+        if key in REMOVED:
+            return key, f"{key}: no longer a key; it is fixed at {REMOVED[key]}. Remove it"
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

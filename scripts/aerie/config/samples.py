@@ -2,15 +2,13 @@
 
 from typing import Annotated
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from aerie.config.section import Section
 
 
 class Samples(Section):
-    """How conversations become token rows."""
+    """How conversations become tokenized samples."""
 
     max_length: Annotated[int, Field(ge=16)] = 2048
     """Longest sample, tokens."""
@@ -21,5 +19,5 @@ class Samples(Section):
     supervise_reasoning: bool = True
     """In `keep` mode, train on reasoning as well as on the answers."""
     max_lost_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """The stage fails when the chat template loses something (tool calls, reasoning, a system
-    turn) of a larger share of the records."""
+    """The stage fails when the chat template leaves something (tool calls, reasoning, a system
+    turn) out of a larger share of the records."""

@@ -35,7 +35,7 @@ from aerie.common.files import digest, read_json, sync_folder, write_json
 from aerie.common.machine import computes_bf16
 from aerie.common.progress import JobProgress
 from aerie.drafter.packing import count_cuts, cut_sample, pack_epoch, padding_share
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.states.shard import Shard
 from aerie.states.store import Store
 

@@ -28,7 +28,7 @@ from aerie.engine.protocol import Answer, EngineDied, Failure, Request, Verifier
 from aerie.extraction.verdict import Verdict
 from aerie.extraction.work import LaneWork, too_few
 from aerie.extraction.writer import ShardWriter
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.states.facts import write_nothing_kept
 from aerie.states.teacher import Teacher
 from aerie.states.writers import writers

@@ -16,7 +16,7 @@ from aerie.engine.protocol import VerifierEngine
 from aerie.engine.staging import Staging
 from aerie.extraction.extractor import LaneExtractor
 from aerie.extraction.work import LaneWork, share, too_few
-from aerie.samples.tokenize import read_samples
+from aerie.samples.file import read_samples
 from aerie.states.convention import Convention
 from aerie.states.manifest import LaneManifest, LaneShard, ManifestConvention
 from aerie.states.room import check_room

@@ -6,7 +6,7 @@ from typing import Any
 
 from aerie.common.errors import InputError, UnusableStates
 from aerie.common.leases import lease_path
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.states.facts import nothing_kept, read_facts
 from aerie.states.shard import Shard
 from aerie.states.store import Store

@@ -16,7 +16,7 @@ from aerie.common.progress import JobProgress
 from aerie.common.records import Record
 from aerie.maintenance.final_norm import final_norm
 from aerie.maintenance.references import References, read_run
-from aerie.samples.tokenize import TokenizedSample, read_samples
+from aerie.samples.file import TokenizedSample, read_samples
 from aerie.states.manifest import LaneManifest, ManifestConvention
 from aerie.states.shard import Sample, Shard
 from aerie.states.teacher import Teacher

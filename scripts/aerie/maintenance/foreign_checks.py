@@ -10,7 +10,7 @@ import torch
 from aerie.common.errors import InputError, UnusableStates
 from aerie.maintenance.final_norm import refuse_normed, undo_final_norm
 from aerie.maintenance.foreign import ForeignSample, RefusedFile, plain_tensor
-from aerie.samples.tokenize import read_samples
+from aerie.samples.file import read_samples
 from aerie.states.checks import check_states
 from aerie.states.convention import Convention
 from aerie.states.ids import sample_key

@@ -200,20 +200,13 @@ def kept_groups(
 ) -> dict[str, Any]:
     """`kept` for prompts that were counted: shards are known before an answer is."""
     from aerie.generation.answers import AnswerStore, Sampling
-    from aerie.samples.tokenize import Dropped, describe_shard, group_by_shard, rows_of_answer
+    from aerie.samples.conversion import Dropped, samples_of_answer
+    from aerie.samples.shards import plan_shard
+    from aerie.states.ids import group_records
     from aerie.states.store import is_done
 
-    generation, limits = config.generation, config.samples.model_dump()
-    model = generation.endpoint_model if generation.endpoints else None
-    sampling = Sampling(
-        generation.temperature,
-        generation.top_p,
-        generation.max_tokens,
-        config.samples.max_length,
-        generation.seed,
-        generation.first_turn_only,
-        model,
-    )
+    generation = config.generation
+    sampling = Sampling.of(generation, config.samples)
     answers = AnswerStore(Path(config.store), sampling.key(verifier["fingerprint"]))
     known: dict[str, Any] = {}
     if sum(p.stat().st_size for p in answers.folder.glob("*.zst")) <= LARGEST_ANSWERS:
@@ -222,20 +215,20 @@ def kept_groups(
     mean = counts["tokens"] / max(1, counts["records"])
     counts["shards"] = 0
     for split, ids in counts["splits"].items():
-        groups = group_by_shard([{"id": i} for i in ids], config.hidden_states.samples_per_shard)
+        groups = group_records(ids, config.hidden_states.samples_per_shard)
         counts["shards"] += len(groups)
         for group in groups:
             have = [known[ids[p]] for p in group if ids[p] in known]
             rows = []
             for answer in have:
                 try:
-                    record = {"id": answer["id"], "source": ""}
-                    rows += rows_of_answer(record, split, answer, limits)
+                    record = {"id": answer.id, "source": ""}
+                    rows += samples_of_answer(record, split, answer, config.samples)
                 except Dropped:
                     continue
-            shard = describe_shard(split, rows, config.hidden_states.last_state)
-            tokens, whole = shard["tokens"], len(have) == len(group)
-            if whole and rows and is_done(store, shard["id"]):
+            shard = plan_shard(split, rows, config.hidden_states.last_state)
+            tokens, whole = shard.tokens, len(have) == len(group)
+            if whole and rows and is_done(store, shard.id):
                 found["shards"] += 1
                 found["tokens"] += tokens
             elif have or not generation.capture or generation.endpoints:

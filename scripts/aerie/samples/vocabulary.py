@@ -5,40 +5,68 @@ padded vocabulary, draft ids in the order of target ids.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from aerie.common.errors import InputError
-from aerie.common.files import digest
-from aerie.samples.tokenize import TokenizedSample
+from aerie.common.files import atomic_write, digest
+from aerie.common.records import Record
+from aerie.samples.file import TokenizedSample, read_samples
 
 
-def count_tokens(rows: Iterable[TokenizedSample], vocab_size: int) -> np.ndarray:
+class Coverage(Record):
+    """How much of the target tokens a draft vocabulary covers. A target token is one that the
+    drafter learns to predict."""
+
+    size: int
+    """Tokens of the draft vocabulary."""
+    covered: float
+    """Share of the target tokens that it covers."""
+    target_tokens: int
+    """Target tokens in the training samples."""
+    seen: int
+    """Distinct ids among them."""
+    unseen: int
+    """Ids of the draft vocabulary that never occur."""
+    padded: int
+    """Ids of the draft vocabulary beyond the tokenizer."""
+    coverage: dict[str, float]
+    """Size → share of the target tokens covered, for this and other sizes."""
+    counts: str
+    """Hash of the counts that the map was made from."""
+    tokenizer: str
+    """Hash of the tokenizer that the map belongs to."""
+
+
+def count_tokens(samples: Iterable[TokenizedSample], vocab_size: int) -> npt.NDArray[np.int64]:
     """How often each token is a target: int64 [vocab_size].
 
-    Counted are the supervised tokens, and the one that followed a row's last supervised token.
+    Counts the supervised tokens, and the token that followed a sample's last supervised one.
     Raises `InputError` for an id outside the model's vocabulary.
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
-    for row in rows:
-        ids = np.asarray(row.input_ids)[np.asarray(row.loss_mask, dtype=bool)]
-        if row.next_token >= 0 and row.loss_mask and row.loss_mask[-1]:
-            ids = np.append(ids, row.next_token)
+    for sample in samples:
+        ids = np.asarray(sample.input_ids)[np.asarray(sample.loss_mask, dtype=bool)]
+        if sample.next_token >= 0 and sample.loss_mask and sample.loss_mask[-1]:
+            ids = np.append(ids, sample.next_token)
         if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
             wrong = int(ids.max() if ids.max() >= vocab_size else ids.min())
             raise InputError(
-                f"sample {row.id}: token id {wrong} lies outside the model's vocabulary of "
-                f"{vocab_size}; the samples were tokenised for another model"
+                f"sample {sample.id}: token id {wrong} is outside the model's vocabulary of "
+                f"{vocab_size}; the samples were tokenized for another model"
             )
         counts += np.bincount(ids, minlength=vocab_size)
     return counts
 
 
-def build_maps(counts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """`t2d` bool [vocab], `d2t` int64 [size] for the `size` most frequent tokens.
+def build_maps(
+    counts: npt.NDArray[np.int64], size: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """`t2d` bool [vocabulary] and `d2t` int64 [size] of the `size` most frequent tokens.
 
-    Ties go to the lower id. Raises `InputError` when `size` is larger than the vocabulary.
+    Ties go to the lower id. Raises `InputError` if `size` is larger than the vocabulary.
     """
     if size > len(counts):
         raise InputError(
@@ -47,32 +75,47 @@ def build_maps(counts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         )
     order = np.lexsort((np.arange(len(counts)), -counts))
     chosen = np.sort(order[:size])
-    t2d = np.zeros(len(counts), dtype=bool)
+    t2d = np.zeros(len(counts), dtype=np.bool_)
     t2d[chosen] = True
     return t2d, chosen.astype(np.int64) - np.arange(size, dtype=np.int64)
 
 
 def describe_coverage(
-    counts: np.ndarray, size: int, tokenizer_size: int, tokenizer: str
-) -> dict[str, Any]:
-    """How much of the targets a draft vocabulary of `size` covers, and other sizes beside it.
+    counts: npt.NDArray[np.int64], size: int, tokenizer_size: int, tokenizer: str
+) -> Coverage:
+    """Coverage of the draft vocabulary of `size` tokens, and of 250, 500, 1,000 … beside it.
 
-    Keys: `size`, `covered` (share of target tokens), `seen` (distinct targets), `unseen` (map
-    entries that never occur), `padded` (ids of the map beyond the tokenizer), `coverage` (share
-    by size), `counts` and `tokenizer` (hashes that the map belongs to).
+    `tokenizer_size`: ids that the tokenizer has; `tokenizer`: its hash.
     """
     total = max(1, int(counts.sum()))
     t2d, _ = build_maps(counts, size)
     ranked = np.cumsum(np.sort(counts)[::-1])
     sizes = sorted({s for s in (250 * 2**i for i in range(11)) if s < len(counts)} | {size})
-    return {
-        "size": size,
-        "covered": float(counts[t2d].sum() / total),
-        "target_tokens": int(counts.sum()),
-        "seen": int((counts > 0).sum()),
-        "unseen": int((counts[t2d] == 0).sum()),
-        "padded": int(t2d[tokenizer_size:].sum()),
-        "coverage": {str(s): float(ranked[s - 1] / total) for s in sizes},
-        "counts": digest(counts.tolist()),
-        "tokenizer": tokenizer,
-    }
+    return Coverage(
+        size=size,
+        covered=float(counts[t2d].sum() / total),
+        target_tokens=int(counts.sum()),
+        seen=int((counts > 0).sum()),
+        unseen=int((counts[t2d] == 0).sum()),
+        padded=int(t2d[tokenizer_size:].sum()),
+        coverage={str(s): float(ranked[s - 1] / total) for s in sizes},
+        counts=digest(counts.tolist()),
+        tokenizer=tokenizer,
+    )
+
+
+def map_vocabulary(
+    samples: Path, size: int, vocab_size: int, tokenizer_size: int, tokenizer: str, output: Path
+) -> None:
+    """Write `t2d.npy`, `d2t.npy` and `coverage.json` into the folder `output`.
+
+    `samples`: samples.parquet, of which the training samples count. `vocab_size`: the model's;
+    `tokenizer_size` and `tokenizer`: see `describe_coverage`.
+    """
+    train = [sample for sample in read_samples(samples).values() if sample.split == "train"]
+    counts = count_tokens(train, vocab_size)
+    for name, array in zip(("t2d", "d2t"), build_maps(counts, size), strict=True):
+        with atomic_write(output / f"{name}.npy") as temporary, temporary.open("wb") as file:
+            np.save(file, array)
+    coverage = describe_coverage(counts, size, tokenizer_size, tokenizer)
+    coverage.write(output / "coverage.json")

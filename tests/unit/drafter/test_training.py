@@ -20,7 +20,7 @@ from aerie.drafter.trainer import (
     place_samples,
     whole_checkpoints,
 )
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.states.convention import Convention
 from aerie.states.shard import Sample
 from aerie.states.store import Store

@@ -9,13 +9,16 @@ import time
 import pytest
 
 from aerie.chat.template import ChatTemplate
+from aerie.common import describe
 from aerie.common.errors import InputError
 from aerie.config import load_config
 from aerie.engine.client import first_model
 from aerie.engine.endpoints import Endpoints
 from aerie.engine.protocol import Refused, Request
 from aerie.engine.servers import EndpointError, Patience, Server
-from aerie.generation.answers import AnswerStore, Sampling, converse, describe, generate
+from aerie.generation.answers import AnswerStore, Sampling
+from aerie.generation.conversation import converse
+from aerie.generation.generate import generate
 from support.models import make_tokenizer
 from support.processes import wait_until
 

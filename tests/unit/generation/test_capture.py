@@ -1,4 +1,4 @@
-"""States saved while answers are generated: what may wait for its shard, with a stand-in engine."""
+"""Hidden states saved while answers are generated, with a stand-in engine."""
 
 import contextlib
 import time
@@ -7,16 +7,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from aerie.config import HiddenStates, Samples
 from aerie.engine.protocol import Answer
-from aerie.generation import answers as responses
-from aerie.generation.answers import AnswerStore, Capture, Sampling, generate
+from aerie.generation import capture as capturing
+from aerie.generation.answers import AnswerStore, Sampling
+from aerie.generation.capture import Capture
+from aerie.generation.generate import generate
 from aerie.states.ids import sample_key
 from aerie.states.shard import Shard
 from aerie.states.store import Store
 from support.lanes import CONVENTION, HEAD, IDS, VOCABULARY, WIDTH, FakeTeacher, nearly
 
 SAMPLING = Sampling(temperature=0.0, top_p=1.0, max_tokens=12, max_length=40, seed=0)
-LIMITS = {"max_length": 40, "min_supervised_tokens": 1}
+SAMPLES = Samples(max_length=40, min_supervised_tokens=1)
 ANSWER = 10
 
 
@@ -35,7 +38,7 @@ def state(tokens: list[int]) -> torch.Tensor:
 
 
 class FakeEngine:
-    """Answers with the tokens that the states lead to, eight requests at a time."""
+    """Answers with the tokens that the states predict, eight requests at a time."""
 
     def __init__(self, folder, spoil=lambda record, states: states):
         self.folder, self.spoil = folder, spoil
@@ -61,14 +64,14 @@ class FakeEngine:
             yield Answer(request.key, request.prompt, tokens[-ANSWER:], "stop", path)
             staged = 0
             for path in self.folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):  # the writer is done with it
+                with contextlib.suppress(FileNotFoundError):  # the writer has just removed it
                     staged += path.stat().st_size
             self.most = max(self.most, staged)
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Answers 60 records with a capture that may stage `limit` bytes; engine and capture."""
+    """Answers 60 records while at most `limit` bytes are staged; returns engine and capture."""
     records = [
         {"id": f"{n:032x}", "source": "s", "messages": [{"role": "user", "content": f"ask {n:04}"}]}
         for n in range(60)
@@ -82,8 +85,8 @@ def run(tmp_path):
             Store(tmp_path / "store", CONVENTION),
             FakeTeacher(),
             {"train": records},
-            6,
-            LIMITS,
+            SAMPLES,
+            HiddenStates(samples_per_shard=6),
             greedy=True,
             staging_bytes=limit,
         )
@@ -101,7 +104,7 @@ def run(tmp_path):
 
 
 SIZE = 17 * CONVENTION.bytes_per_token() + 17 * 8 + 200
-"""About what a sample's states take in staging."""
+"""About the bytes of a sample's states in staging."""
 
 
 def test_all_states_become_shards(run):
@@ -117,20 +120,20 @@ def test_all_states_become_shards(run):
                 assert torch.equal(sample.states, torch.stack(right))
 
 
-def test_staging_stays_within_its_bound_while_shards_are_written_slowly(run, monkeypatch):
-    write_shard = responses.write_shard
+def test_staging_stays_within_its_limit_when_writing_is_slow(run, monkeypatch):
+    write_shard = capturing.write_shard
 
     def slowly(*arguments):
         time.sleep(0.05)
         write_shard(*arguments)
 
-    monkeypatch.setattr(responses, "write_shard", slowly)
+    monkeypatch.setattr(capturing, "write_shard", slowly)
     engine, capture = run(30 * SIZE)
     assert engine.most <= 30 * SIZE
     assert capture.shards == len(capture.groups)
 
 
-def test_a_group_that_does_not_fit_into_staging_is_left_to_the_extraction(run):
+def test_group_that_does_not_fit_into_staging_is_left_to_extraction(run):
     engine, capture = run(4 * SIZE)
     assert engine.most <= 4 * SIZE
     assert sum(capture.left) > 0
@@ -151,7 +154,7 @@ def test_a_group_that_does_not_fit_into_staging_is_left_to_the_extraction(run):
     ],
     ids=["zeros", "constant", "nan", "infinity", "short", "shifted", "layers", "another's"],
 )
-def test_wrong_states_of_one_answer_leave_its_shard_to_the_extraction(run, fault):
+def test_shard_with_wrong_states_is_left_to_extraction(run, fault):
     wrong = f"{31:032x}"
     _, capture = run(1 << 30, lambda record, s: fault(s) if record == wrong else s)
     assert capture.shards == len(capture.groups) - 1
@@ -161,8 +164,8 @@ def test_wrong_states_of_one_answer_leave_its_shard_to_the_extraction(run, fault
             assert wrong not in [s["id"] for s in shard.samples]
 
 
-def test_states_that_are_often_right_are_found_in_groups_of_few_samples(run):
-    """As those of the layer before: every other position leads to the second best token."""
+def test_states_that_are_mostly_right_are_found_in_small_groups(run):
+    """Like those of the layer before: every other position predicts the second best token."""
 
     def near(record, states):
         for t in range(0, len(states), 2):
@@ -170,6 +173,6 @@ def test_states_that_are_often_right_are_found_in_groups_of_few_samples(run):
         return states
 
     _, capture = run(1 << 30, near)
-    judged = sum(len(records) * responses.TEACHER_TOKENS >= 32 for _, records in capture.groups)
+    judged = sum(len(records) * capturing.TEACHER_TOKENS >= 32 for _, records in capture.groups)
     assert len(capture.failed) == judged == len(capture.groups) - capture.shards
     assert judged > 0

@@ -1,4 +1,4 @@
-"""Prompts that the verifier writes: what is sampled, what is kept, and what a killed job keeps."""
+"""Prompts that the verifier writes: sampling, filters, and how a killed job resumes."""
 
 import contextlib
 import json
@@ -11,17 +11,17 @@ from transformers import PreTrainedTokenizerFast
 import write_prompts as program
 from aerie.chat.template import ChatTemplate
 from aerie.common.errors import InputError
-from aerie.common.files import read_json, read_json_lines, write_json
+from aerie.common.files import read_json_lines, write_json
 from aerie.config import SelfPrompts, load_config
 from aerie.corpus.layouts import Tally, conversations
 from aerie.engine.protocol import Answer
+from aerie.generation import judging, self_prompts
+from aerie.generation.judging import Judge, letter_share, repeated_share
 from aerie.generation.self_prompts import (
     AttemptStore,
-    Judge,
+    SelfPromptsReport,
     attempt_seed,
     attempts_key,
-    letter_share,
-    repeated_share,
     write_prompts,
 )
 from support import models
@@ -47,7 +47,7 @@ def template(tokenizer):
 
 
 class FakeEngine:
-    """Writes what the seed says, hands answers over in random order, and may die in between."""
+    """Writes text that depends on the seed, answers in random order, and may die halfway."""
 
     def __init__(self, template, die_after=None, good=0.6):
         self.template, self.die_after, self.good = template, die_after, good
@@ -92,7 +92,7 @@ def store(tmp_path):
     return AttemptStore(tmp_path, "key")
 
 
-# What is cut from the chat template.
+# The header, cut from the chat template.
 
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{{ messages[0].content }}"
 OTHER_END = "<|im_start|>{{ messages[0].content | trim }}<|endoftext|>"
@@ -113,16 +113,16 @@ def test_the_header_ends_where_the_users_text_begins(template, tokenizer):
     assert turn.end_ids == {END}
 
 
-def test_a_templates_own_system_turn_is_part_of_the_header(tokenizer):
+def test_templates_own_system_turn_is_part_of_the_header(tokenizer):
     turn = changed(tokenizer, SYSTEM + "<|im_end|>")
     assert tokenizer.decode(turn.header).endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
 
 
-def test_a_token_of_its_own_that_ends_the_users_turn_is_found(tokenizer):
+def test_special_token_that_ends_the_user_turn_is_found(tokenizer):
     assert changed(tokenizer, OTHER_END).end_ids == {0, END}
 
 
-def test_a_blank_that_belongs_to_the_first_word_is_left_to_the_verifier(tmp_path, monkeypatch):
+def test_blank_that_belongs_to_the_first_word_is_left_to_the_verifier(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "WORDS", "a Hello to a Hello and a Hello")
     own = tokenizer_of(tmp_path)
     turn = changed(own, "<|im_start|>user: {{ messages[0].content }}<|im_end|>")
@@ -137,7 +137,7 @@ def test_a_blank_that_belongs_to_the_first_word_is_left_to_the_verifier(tmp_path
         ("<|im_start|>hi<|im_end|>", "does not show the user's text"),
     ],
 )
-def test_a_template_without_a_users_turn_is_told(tokenizer, text, missing):
+def test_template_without_a_user_turn_is_refused(tokenizer, text, missing):
     with pytest.raises(InputError, match=missing):
         changed(tokenizer, text)
 
@@ -161,29 +161,30 @@ def test_a_template_without_a_users_turn_is_told(tokenizer, text, missing):
         ("write a letter <|im_start|> to a friend", "control token"),
     ],
 )
-def test_why_an_attempt_is_dropped(template, tokenizer, text, reason):
-    judge = Judge(template, template.user_turn(), SelfPrompts(number=1))
+def test_attempt_is_dropped_for_the_right_reason(template, tokenizer, text, reason):
+    judge = Judge(template, template.user_turn(), SelfPrompts().min_letter_share)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    verdict = judge.alone([*ids, END])
+    verdict = judge.judge([*ids, END])
     assert (verdict.reason, verdict.tokens) == (reason, len(ids))
-    assert judge.alone(ids).reason == "unfinished"
-    assert judge.alone([*ids, END, *ids]) == verdict
+    assert judge.judge(ids).reason == "unfinished"
+    assert judge.judge([*ids, END, *ids]) == verdict
 
 
-def test_duplicates_of_earlier_attempts_are_dropped(template, tokenizer):
+def test_duplicates_of_earlier_attempts_are_dropped(template, tokenizer, monkeypatch):
     long = "every child on the quiet road has a plan to reach the lake and count the boats there"
     texts = ["write a letter", "Write  a letter", long, f"{long} too", "paint a boat or a train"]
     attempts = [[*tokenizer(t, add_special_tokens=False)["input_ids"], END] for t in texts]
 
-    def reasons(attempts, **settings):
-        judge = Judge(template, template.user_turn(), SelfPrompts(number=9, **settings))
-        return [verdict.reason for verdict in judge.all(attempts)]
+    def reasons(attempts):
+        judge = Judge(template, template.user_turn(), SelfPrompts().min_letter_share)
+        return [verdict.reason for verdict in judge.judge_all(attempts)]
 
     assert reasons(attempts) == ["", "duplicate", "", "near duplicate", ""]
-    assert reasons(attempts, near_duplicates=None) == ["", "duplicate", "", "", ""]
     for end in range(len(attempts)):
         assert reasons(attempts[:end]) == reasons(attempts)[:end]
     assert reasons([]) == []
+    monkeypatch.setattr(judging, "NEAR_DUPLICATES", 1.01)
+    assert reasons(attempts) == ["", "duplicate", "", "", ""]
 
 
 def test_shares():
@@ -198,16 +199,16 @@ def test_shares():
 
 
 def test_every_attempt_is_kept_or_counted(template, store):
-    report = written(template, store).report()
-    assert report["kept"] == 20
-    assert report["attempted"] == report["kept"] + sum(report["dropped"].values())
-    assert report["asked"] >= report["attempted"]
-    assert {"few letters", "too short"} <= set(report["dropped"])
-    assert all(1 <= len(shown) <= 3 for shown in report["examples"].values())
-    assert set(report["examples"]) == set(report["dropped"])
+    found = written(template, store)
+    assert len(found.prompts) == 20
+    assert len(found.verdicts) == len(found.prompts) + sum(found.dropped.values())
+    assert found.asked >= len(found.verdicts)
+    assert {"few letters", "too short"} <= set(found.dropped)
+    assert all(1 <= len(shown) <= 3 for shown in found.examples.values())
+    assert set(found.examples) == set(found.dropped)
 
 
-def test_a_larger_number_keeps_what_a_smaller_one_made(template, store, tmp_path):
+def test_larger_number_keeps_the_prompts_of_a_smaller_one(template, store, tmp_path):
     small = written(template, store, number=10)
     engine = FakeEngine(template)
     large = written(template, store, engine, number=120)
@@ -224,7 +225,7 @@ def test_nothing_missing_starts_no_engine(template, store):
     assert (engine.starts, again.asked) == (0, 0)
 
 
-def test_other_filters_use_what_was_written(template, store):
+def test_other_filters_use_the_same_attempts(template, store):
     written(template, store)
     engine = FakeEngine(template)
     assert written(template, store, engine, number=20, min_letter_share=0.0).prompts
@@ -232,7 +233,7 @@ def test_other_filters_use_what_was_written(template, store):
 
 
 @pytest.mark.parametrize("died_after", [0, 1, 40, 70])
-def test_a_killed_job_goes_on(template, tmp_path, died_after):
+def test_killed_job_resumes_with_the_same_result(template, tmp_path, died_after):
     whole = written(template, AttemptStore(tmp_path, "whole"), number=60)
     killed, engine = FakeEngine(template, died_after), FakeEngine(template)
     with pytest.raises(KeyboardInterrupt):
@@ -242,21 +243,22 @@ def test_a_killed_job_goes_on(template, tmp_path, died_after):
     assert len(killed.asked) == died_after and set(killed.asked).isdisjoint(engine.asked)
 
 
-def test_too_few_prompts_fail_with_the_reasons(template, store):
+def test_too_few_prompts_fail_with_the_reasons(template, store, monkeypatch):
+    monkeypatch.setattr(self_prompts, "MAX_ATTEMPTS", 2)
     with pytest.raises(InputError) as error:
-        written(template, store, FakeEngine(template, good=0.0), number=30, max_attempts=2)
+        written(template, store, FakeEngine(template, good=0.0), number=30)
     assert "self_prompts.number is 30" in str(error.value)
     assert "in 60 attempts" in str(error.value)
     assert "few letters:" in str(error.value)
 
 
-def test_what_determines_an_attempt_is_in_the_key():
+def test_key_depends_on_what_determines_an_attempt():
     def key(fingerprint="f", **settings):
         return attempts_key(SelfPrompts(**settings), fingerprint)
 
     for other in (key("g"), key(seed=1), key(top_p=0.5), key(temperature=0.5), key(max_tokens=9)):
         assert other != key()
-    assert key(number=9, min_tokens=1, max_attempts=9, near_duplicates=None) == key()
+    assert key(number=9, min_letter_share=0.1) == key()
     seeds = [attempt_seed(seed, attempt) for seed in range(3) for attempt in range(100)]
     assert len(set(seeds)) == 300 and all(0 <= seed < 2**32 for seed in seeds)
 
@@ -269,36 +271,40 @@ def test_what_determines_an_attempt_is_in_the_key():
     [
         ({"corpus": {"sources": []}}, "corpus.sources: found []"),
         ({"self_prompts": {"number": 5}, "generation": {"mode": "keep"}}, "no answers to keep"),
-        ({"self_prompts": {"min_tokens": 9, "max_tokens": 8}}, "min_tokens 9 is larger"),
+        ({"self_prompts": {"max_tokens": 3}}, "self_prompts.max_tokens: found 3"),
+        ({"self_prompts": {"min_tokens": 9}}, "min_tokens: no longer a key; it is fixed at 4"),
         ({"self_prompts": {"temperature": 0}}, "self_prompts.temperature: found 0"),
     ],
 )
-def test_a_wrong_setting_is_told(values, expected):
+def test_wrong_setting_is_refused(values, expected):
     with pytest.raises(InputError) as error:
         load_config(values)
     assert expected in str(error.value)
 
 
-def test_the_verifier_alone_may_be_the_source():
+def test_verifier_may_be_the_only_source():
     config = load_config({"corpus": {"sources": []}, "self_prompts": {"number": 5}})
     assert config.corpus.sources == [] and config.self_prompts.number == 5
 
 
-def test_the_program_writes_a_source_of_the_corpus(tmp_path, template, monkeypatch):
+def test_program_writes_a_source_of_the_corpus(tmp_path, template, monkeypatch):
     tokenizer_of(tmp_path / "verifier")
     fingerprint = tmp_path / "fingerprint.json"
     write_json(fingerprint, {"path": str(tmp_path / "verifier"), "fingerprint": "f"})
     engine = FakeEngine(template)
-    monkeypatch.setattr(program, "Engine", lambda *_, **__: engine.start(None))
+    monkeypatch.setattr(self_prompts, "Engine", lambda *_, **__: engine.start(None))
     output, report = tmp_path / "self.jsonl.zst", tmp_path / "self.json"
-    values = {"--verifier": fingerprint, "--store": tmp_path / "store", "--engine": "{}"}
-    values |= {"--settings": json.dumps({"number": 12}), "--output": output, "--report": report}
+    values = {"--verifier": fingerprint, "--store": tmp_path / "store"}
+    settings = {"self_prompts": {"number": 12}, "engine": {}, "verifier": {}}
+    values |= {"--settings": json.dumps(settings), "--output": output, "--report": report}
     arguments = [str(part) for pair in values.items() for part in pair]
     monkeypatch.setattr(sys, "argv", ["write_prompts.py", *arguments])
     program.main()
-    found = read_json(report)
-    assert found["kept"] == 12 and found["settings"]["number"] == 12
-    assert [*(tmp_path / "store" / "self_prompts" / found["key"]).glob("*.jsonl.zst")]
+    found = SelfPromptsReport.read(report)
+    assert found.kept == 12 and found.settings["number"] == 12
+    assert found.attempted == found.kept + sum(found.dropped.values())
+    assert set(found.examples) == set(found.dropped)
+    assert [*(tmp_path / "store" / "self_prompts" / found.key).glob("*.jsonl.zst")]
     prompts = [row["prompt"] for row in read_json_lines(output)]
     config = load_config({"corpus": {"sources": [str(output)]}}).corpus
     read = conversations(config.sources[0], "self", config, "generate", Tally(str(output)))

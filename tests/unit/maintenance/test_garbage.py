@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aerie.common.leases import Leases
-from aerie.samples.tokenize import describe_shard
+from aerie.samples.shards import plan_shard
 from aerie.states.facts import facts_path
 from aerie.states.shard import Sample
 from aerie.states.store import write_shard
@@ -19,7 +19,7 @@ from support.finished_run import make_row, spoil
 def unnamed(finished) -> Path:
     """A shard that no manifest names."""
     row, states = make_row(finished.verifier, 50)
-    shard = describe_shard("train", [row])["id"]
+    shard = plan_shard("train", [row]).as_json()["id"]
     write_shard(finished.store, shard, [Sample(row.id, torch.tensor(row.input_ids), states)], {})
     return finished.store.path(shard)
 

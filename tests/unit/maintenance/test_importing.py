@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from aerie.common.files import write_json
 from aerie.extraction.work import LaneWork
 from aerie.maintenance import importing
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.states.ids import sample_key
 from aerie.states.shard import Shard
 from support.finished_run import (

@@ -11,7 +11,7 @@ import torch
 from aerie.common.files import write_json
 from aerie.extraction.run import describe_lane
 from aerie.extraction.work import LaneWork
-from aerie.samples.tokenize import describe_shard
+from aerie.samples.shards import plan_shard
 from aerie.states.convention import Convention
 from aerie.states.facts import facts_path, write_nothing_kept
 from aerie.states.ids import sample_key
@@ -151,7 +151,7 @@ def test_fp8_states_rounded_to_zero_are_not_damage(finished):
     states[0, -1] *= 50_000
     store = Store(finished.root, Convention("f" * 32, IDS, WIDTH, "fp8"))
     sample = Sample(row.id, torch.tensor(row.input_ids), states)
-    store.write(describe_shard("train", [row])["id"], [sample])
+    store.write(plan_shard("train", [row]).as_json()["id"], [sample])
     status, text = finished.call("verify")
     assert (status, "4 shards with" in text) == (0, True), text
 
@@ -160,7 +160,7 @@ def test_a_shard_of_another_version_is_named_and_left_alone(finished, monkeypatc
     monkeypatch.setattr("aerie.common.versions.SHARD_VERSION", 1)
     row, states = make_row(finished.verifier, 50)
     store = Store(finished.root, finished.convention)
-    shard = describe_shard("train", [row])["id"]
+    shard = plan_shard("train", [row]).as_json()["id"]
     path = store.write(shard, [Sample(row.id, torch.tensor(row.input_ids), states)])
     monkeypatch.setattr("aerie.common.versions.SHARD_VERSION", 2)
     for command in (("verify", "--set-aside"), ("list",), ("show", shard)):

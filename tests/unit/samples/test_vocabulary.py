@@ -2,26 +2,29 @@ import numpy as np
 import pytest
 
 from aerie.common.errors import InputError
-from aerie.samples.tokenize import TokenizedSample
+from aerie.samples.file import TokenizedSample
 from aerie.samples.vocabulary import build_maps, count_tokens, describe_coverage
 
 
-def row(ids, mask, following=-1):
+def sample(ids, mask, following=-1):
     return TokenizedSample("r", "r", "s", "train", ids, mask, 0, following)
 
 
-def test_counted_are_supervised_tokens_and_the_one_after_the_row():
-    rows = [row([5, 6, 7, 7], [False, True, True, True], following=2), row([1, 2], [False, False])]
-    assert count_tokens(rows, 10).tolist() == [0, 0, 1, 0, 0, 0, 1, 2, 0, 0]
+def test_supervised_tokens_and_the_next_token_are_counted():
+    samples = [
+        sample([5, 6, 7, 7], [False, True, True, True], following=2),
+        sample([1, 2], [False, False]),
+    ]
+    assert count_tokens(samples, 10).tolist() == [0, 0, 1, 0, 0, 0, 1, 2, 0, 0]
 
 
-def test_the_token_after_a_row_counts_only_behind_supervised_text():
-    assert count_tokens([row([5, 6], [True, False], following=2)], 10).sum() == 1
+def test_next_token_counts_only_after_supervised_text():
+    assert count_tokens([sample([5, 6], [True, False], following=2)], 10).sum() == 1
 
 
-def test_an_id_outside_the_vocabulary_is_an_error_that_names_it():
+def test_id_outside_the_vocabulary_is_named_in_the_error():
     with pytest.raises(InputError, match="token id 12"):
-        count_tokens([row([5, 12], [True, True])], 10)
+        count_tokens([sample([5, 12], [True, True])], 10)
 
 
 def test_maps_follow_the_published_convention():
@@ -39,15 +42,15 @@ def test_ties_and_unseen_tokens_go_to_the_lower_id():
     assert t2d.tolist() == [True, True, True, False]
 
 
-def test_a_draft_vocabulary_larger_than_the_models_is_refused():
+def test_draft_vocabulary_larger_than_the_models_is_refused():
     with pytest.raises(InputError, match="larger than the model's vocabulary of 4"):
         build_maps(np.zeros(4, int), 5)
 
 
-def test_coverage_by_hand():
+def test_coverage_matches_hand_calculation():
     counts = np.array([0, 6, 1, 3, 0, 0])
     found = describe_coverage(counts, 2, tokenizer_size=5, tokenizer="t")
-    assert found["covered"] == pytest.approx(0.9)
-    assert (found["seen"], found["unseen"], found["padded"]) == (3, 0, 0)
+    assert found.covered == pytest.approx(0.9)
+    assert (found.seen, found.unseen, found.padded) == (3, 0, 0)
     wide = describe_coverage(counts, 6, tokenizer_size=5, tokenizer="t")
-    assert (wide["covered"], wide["unseen"], wide["padded"]) == (1.0, 3, 1)
+    assert (wide.covered, wide.unseen, wide.padded) == (1.0, 3, 1)
