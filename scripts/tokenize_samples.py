@@ -68,7 +68,7 @@ def main() -> None:
                 record = records[position]
                 counts.records += 1
                 try:
-                    lost = template.losses(record["messages"], record.get("tools"))
+                    lost = template.dropped_fields(record["messages"], record.get("tools"))
                     counts.lose(record["id"], lost)
                     of_group += make_rows(record, split)
                     counts.kept += 1
