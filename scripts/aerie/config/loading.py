@@ -18,6 +18,13 @@ from aerie.common.paths import DEFAULT_CONFIG
 from aerie.config.root import Config
 from aerie.config.section import Section
 
+REMOVED: dict[str, str] = {
+    "corpus.min_characters": "0",
+    "corpus.near_duplicates_from": "10000",
+    "corpus.decontamination_words": "13",
+}
+"""Keys of earlier versions that are constants now, and their values."""
+
 
 def read_config(over: list[Path]) -> dict[str, Any]:
     """The values of config/config.yaml with those of other files laid over them key by key, as
@@ -101,6 +108,8 @@ def _explain(fault: dict[str, Any]) -> tuple[str, str]:
     ]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
+        if key in REMOVED:
+            return key, f"{key}: no longer a key; it is fixed at {REMOVED[key]}. Remove it"
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
