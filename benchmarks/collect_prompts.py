@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""How fast and in how much memory prompts are collected: conversations/s and peak memory.
+"""Speed and memory of collecting prompts: conversations/s and peak memory.
 
-Makes conversations from a ShareGPT file (words shuffled from the second round on, so that
-lengths are real and few are near duplicates) in a temporary folder and runs
-scripts/collect_prompts.py on them.
+Makes conversations from a ShareGPT file in a temporary folder and runs scripts/collect_prompts.py
+on them. From the second round on words are shuffled: lengths are real and near duplicates few.
 
     python benchmarks/collect_prompts.py --number 1000000
 """
@@ -44,14 +43,19 @@ def main() -> None:
     parser.add_argument("--conversations", type=Path, default=default, help="ShareGPT JSON lines")
     parser.add_argument("--number", type=int, default=1_000_000, help="conversations to collect")
     parser.add_argument("--mode", default="keep", choices=["keep", "generate"])
-    arguments, more = parser.parse_known_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         corpus, output = Path(folder, "corpus.jsonl"), Path(folder, "prompts")
         write_corpus(arguments.conversations, corpus, arguments.number)
         program = str(ROOT / "scripts" / "collect_prompts.py")
-        command = [sys.executable, program, "--source", str(corpus), "--output", str(output)]
+        settings = {
+            "corpus": {"sources": [str(corpus)]},
+            "generation": {"mode": arguments.mode},
+            "evaluation": {},
+        }
+        command = [sys.executable, program, "--settings", json.dumps(settings)]
         start = time.monotonic()
-        process = subprocess.Popen([*command, "--mode", arguments.mode, *more])
+        process = subprocess.Popen([*command, "--output", str(output)])
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.monotonic() - start
         if os.waitstatus_to_exitcode(status):

@@ -1,5 +1,6 @@
-from aerie.config import Corpus
-from aerie.corpus.reading import expand as expand_source
+from aerie.config import Source
+from aerie.config.loading import sections_json
+from aerie.corpus.files import expand as expand_source
 
 
 def source_files(source):
@@ -9,26 +10,19 @@ def source_files(source):
     return [str(path) for path in checked(expand_source, source.path)[0]]
 
 
-def corpus_options():
-    """The corpus section's leaves as arguments, those that differ from their default."""
-    options = []
-    for name, value in CONFIG.corpus:
-        if (
-            name in ("sources", "roles", "decontaminate")
-            or value == Corpus.model_fields[name].default
-        ):
-            continue
-        options += [f"--{name.replace('_', '-')}", "null" if value is None else str(value)]
-    for name, role in CONFIG.corpus.roles.items():
-        options += ["--role", f"{name}={role}"]
-    for source in CONFIG.corpus.sources:
-        options += ["--source", json.dumps(source.model_dump(exclude_defaults=True))]
-    for path in SELF_PROMPTS:
-        options += ["--source", json.dumps({"path": path, "name": "self"})]
-    if CONFIG.corpus.decontaminate:
-        for path in CONFIG.evaluation.prompt_sets.values():
-            options += ["--decontaminate", path]
-    return options
+# What is collected: the prompts that the verifier writes are one more source.
+COLLECTED = CONFIG.corpus.model_copy(
+    update={
+        "sources": [
+            *CONFIG.corpus.sources,
+            *(Source(path=path, name="self") for path in SELF_PROMPTS),
+        ]
+    }
+)
+COLLECT_SETTINGS = sections_json(
+    CONFIG.model_copy(update={"corpus": COLLECTED}), "corpus", "generation", "evaluation"
+)
+PROMPT_SETS = list(CONFIG.evaluation.prompt_sets.values()) if CONFIG.corpus.decontaminate else []
 
 
 # The user's own files are read where they are, also when results go to a storage provider.
@@ -36,9 +30,7 @@ rule collect_prompts:
     input:
         [local(f) for source in CONFIG.corpus.sources for f in source_files(source)],
         SELF_PROMPTS,
-        [local(f) for f in CONFIG.evaluation.prompt_sets.values()]
-        if CONFIG.corpus.decontaminate
-        else [],
+        [local(f) for f in PROMPT_SETS],
     output:
         train=f"{RUN}/prompts/train.jsonl.zst",
         heldout=f"{RUN}/prompts/heldout.jsonl.zst",
@@ -56,9 +48,10 @@ rule collect_prompts:
         runtime=scale_with_attempt(60),
     params:
         mode=CONFIG.generation.mode,
-        options=corpus_options(),
+        corpus=COLLECTED.model_dump_json(exclude_defaults=True, exclude={"decontaminate"}),
+        prompt_sets=PROMPT_SETS,
         version=versions.CORPUS_VERSION,
         progress=progress_of("collect_prompts"),
     shell:
-        "python {SCRIPTS}/collect_prompts.py --mode {params.mode} {params.options:q}"
+        "python {SCRIPTS}/collect_prompts.py --settings {COLLECT_SETTINGS:q}"
         " --progress-log {params.progress} --output $(dirname {output.report}) > {log} 2>&1"

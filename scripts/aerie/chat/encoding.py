@@ -1,98 +1,38 @@
 """Rendered text to token ids, with control tokens only where the template wrote them.
 
-The plain tokenizer does the work whenever it would not take a message's text for control
-tokens, so ordinary text gets the ids that every other tool gives it.
+The plain tokenizer is used wherever it would not mistake a message's text for control tokens, so
+ordinary text gets the same ids as from any other tool.
 """
 
 import json
-import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from aerie.chat.tracing import RESERVED, Mark, Traced
-
-
-class Unverified(Exception):
-    """A conversation whose tokens or mask cannot be vouched for; `reason` is short, to count."""
-
-    def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Occurrence(NamedTuple):
-    """A control token in a rendering: characters [start, end) and its id."""
-
-    start: int
-    end: int
-    id: int
+from aerie.chat.controls import Controls, Occurrence
+from aerie.chat.tracing import RESERVED
+from aerie.chat.unverified import Unverified
 
 
 class Encoded(NamedTuple):
-    """Token ids and, one each, the characters [start, end) of the rendering they stand for."""
+    """Token ids, and for each the characters [start, end) of the rendering that it encodes."""
 
     ids: list[int]
     spans: list[tuple[int, int]]
 
 
-class Controls:
-    """The tokens that steer a model, and where a rendering really holds them.
-
-    `special`: id by text of tokens that no message may contain: the tokenizer's special ones and
-    those the template sets around turns. `markup`: id by text of other added tokens that the
-    template writes, such as `<think>` or `<tool_call>`; an assistant's text may hold these.
-    """
-
-    def __init__(self, special: dict[str, int], markup: dict[str, int]):
-        self.special, self.markup = special, markup
-        self.ids = {**markup, **special}
-        self.texts = {i: text for text, i in self.ids.items()}
-        longest_first = sorted(self.ids, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-    def find(self, text: Traced) -> tuple[list[Occurrence], bool]:
-        """Control tokens of the rendering in order, and whether text only looks like one."""
-        plain = str.__str__(text)
-        starts = [mark.start for mark in text.marks]
-        found, lookalike, position = [], False, 0
-        while match := self._pattern.search(plain, position):
-            start, end = match.span()
-            if all(
-                mark.source.role == "assistant" and match[0] not in self.special
-                for mark in overlapping(text.marks, starts, start, end)
-            ):
-                found.append(Occurrence(start, end, self.ids[match[0]]))
-                position = end
-            else:
-                lookalike = True
-                position = start + 1
-        return found, lookalike
-
-
-def overlapping(marks: tuple[Mark, ...], starts: list[int], start: int, end: int) -> list[Mark]:
-    """Marks that share a character with [start, end); `starts` are the marks' starts."""
-    found = []
-    i = bisect_right(starts, end - 1) - 1
-    while i >= 0 and marks[i].end > start:
-        found.append(marks[i])
-        i -= 1
-        while i >= 0 and marks[i].start == marks[i].end:
-            i -= 1
-    return found
-
-
 class FastEncoder:
-    """Encoding by the tokenizers library, which tells the characters of every token."""
+    """Encoding by the tokenizers library, which knows the characters of every token."""
 
     def __init__(self, backend: Tokenizer, controls: Controls):
         self.controls = controls
         self.data = json.loads(backend.to_str())
-        # Post-processors add tokens and trim blanks off the offsets.
+        # Post-processors add tokens and trim blanks from the offsets.
         self.data.update(post_processor=None, truncation=None, padding=None)
         self._plain = Tokenizer.from_str(json.dumps(self.data))
-        self._made: dict[bool, tuple[Tokenizer, dict[int, int]]] = {}
+        self._renamed_by_start: dict[bool, tuple[Tokenizer, dict[int, int]]] = {}
         texts = [token["content"] for token in self.data["added_tokens"]]
         self._names = {
             text: RESERVED[0] + chr(0xF0000 + i) + RESERVED[1]
@@ -105,17 +45,18 @@ class FastEncoder:
         return normalizer.normalize_str(text) if normalizer else text
 
     def encode(
-        self, text: str, controls: list[Occurrence], lookalike: bool, cuts: list[int] = ()
+        self, text: str, controls: list[Occurrence], lookalike: bool, cuts: Sequence[int] = ()
     ) -> Encoded:
         """Encode `text` with exactly `controls` as control tokens.
 
-        `lookalike`: the text holds more that the tokenizer would take for one. `cuts`: positions
-        where a token must end; what follows one is encoded as the continuation of a text.
+        `lookalike`: the text has more that the tokenizer would take for one. `cuts`: positions
+        where a token must end; what follows a cut is encoded as the continuation of a text.
         """
         if not lookalike and not cuts:
             encoding = self._plain.encode(text, add_special_tokens=False)
             return Encoded(encoding.ids, encoding.offsets)
-        ids, spans = [], []
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
         for start, end, continued in _parts(len(text), controls, cuts):
             inside = _within(controls, start, end)
             part = self._encode_part(text, start, end, inside, continued)
@@ -127,8 +68,10 @@ class FastEncoder:
         self, text: str, start: int, end: int, controls: list[Occurrence], continued: bool
     ) -> Encoded:
         tokenizer, to_id = self._renamed(continued)
-        # Place of every character of the renamed text in `text`.
-        pieces, places, position = [], [], start
+        # `places`: where each character of the renamed text is in `text`.
+        pieces: list[str] = []
+        places: list[int] = []
+        position = start
         for control in controls:
             name = self._names[text[control.start : control.end]]
             pieces += [text[position : control.start], name]
@@ -138,24 +81,24 @@ class FastEncoder:
         pieces.append(text[position:end])
         places += range(position, end + 1)
         encoding = tokenizer.encode("".join(pieces), add_special_tokens=False)
-        found = encoding.ids  # a new list each time it is asked for
+        found = encoding.ids  # a new list on every access
         spans = []
         for first, after in encoding.offsets:
-            # An offset can point after a control token's name: then it is the next character.
+            # An offset can point behind a control token's name: then it is the next character.
             last = places[after - 1] if after > first else places[first]
             stop = last + 1 if after > first else last
             spans.append((places[first], stop))
         ends = {c.start: c.end for c in controls}
         for i, (first, stop) in enumerate(spans):
             if to_id.get(found[i]) in self.controls.texts:
-                # A token that swallows blanks beside it covers more than its own text.
+                # A token that absorbs the blanks beside it covers more than its own text.
                 own = next((c for c in range(first, stop) if c in ends), None)
                 spans[i] = (first, max(stop, ends[own]) if own is not None else stop)
         return Encoded([to_id.get(i, i) for i in found], spans)
 
     def _renamed(self, continued: bool) -> tuple[Tokenizer, dict[int, int]]:
-        """The tokenizer with control tokens under names that no text holds, and their ids."""
-        if continued not in self._made:
+        """The tokenizer with control tokens under names that no text contains, and their ids."""
+        if continued not in self._renamed_by_start:
             data = dict(self.data)
             data["added_tokens"] = [
                 {**token, "content": self._names.get(token["content"], token["content"])}
@@ -165,19 +108,20 @@ class FastEncoder:
                 data["normalizer"] = _without_prefix(data.get("normalizer"))
                 data["pre_tokenizer"] = _without_prefix(data.get("pre_tokenizer"))
             tokenizer = Tokenizer.from_str(json.dumps(data))
-            to_id = {
-                tokenizer.token_to_id(new["content"]): old["id"]
-                for new, old in zip(data["added_tokens"], self.data["added_tokens"], strict=True)
-            }
-            self._made[continued] = tokenizer, to_id
-        return self._made[continued]
+            to_id: dict[int, int] = {}
+            for new, old in zip(data["added_tokens"], self.data["added_tokens"], strict=True):
+                renamed = tokenizer.token_to_id(new["content"])
+                assert renamed is not None  # just added
+                to_id[renamed] = old["id"]
+            self._renamed_by_start[continued] = tokenizer, to_id
+        return self._renamed_by_start[continued]
 
 
 class PieceEncoder:
-    """Encoding by a tokenizer that does not tell characters (slow, or with code of its own).
+    """Encoding by a tokenizer without offsets (slow, or with its own code).
 
     The text between control tokens is encoded piece by piece; a token's characters are found by
-    decoding beginnings of the piece.
+    decoding growing parts of the piece.
     """
 
     def __init__(self, tokenizer: Any, controls: Controls):
@@ -187,10 +131,11 @@ class PieceEncoder:
         return text
 
     def encode(
-        self, text: str, controls: list[Occurrence], lookalike: bool, cuts: list[int] = ()
+        self, text: str, controls: list[Occurrence], lookalike: bool, cuts: Sequence[int] = ()
     ) -> Encoded:
-        """As `FastEncoder.encode`; raises `Unverified` where a token's place is not known."""
-        ids, spans = [], []
+        """As `FastEncoder.encode`; raises `Unverified` when a token's place is not found."""
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
         for start, end, _ in _parts(len(text), controls, cuts):
             position = start
             for control in _within(controls, start, end):
@@ -207,14 +152,14 @@ class PieceEncoder:
         piece = text[start:end]
         if not piece:
             return
-        found = self._text_ids(piece)
+        found = self.text_ids(piece)
         ids += found
         spans += [(start + a, start + b) for a, b in self._places(piece, found)]
 
-    def _text_ids(self, piece: str) -> list[int]:
-        """Ids of `piece` as text, control tokens' look-alikes included."""
-        plain = {"add_special_tokens": False}
-        # The last is for tokenizers that hand their own `encode` over when it gets more.
+    def text_ids(self, piece: str) -> list[int]:
+        """Ids of `piece` as text, also where it looks like control tokens."""
+        plain: dict[str, bool] = {"add_special_tokens": False}
+        # The last is for tokenizers whose own `encode` delegates when it gets other arguments.
         for options in (
             plain,
             {**plain, "split_special_tokens": True},
@@ -229,12 +174,14 @@ class PieceEncoder:
         raise Unverified("control token text that the tokenizer cannot take as text")
 
     def _places(self, piece: str, ids: list[int]) -> list[tuple[int, int]]:
-        """Characters of each token; the bytes of one character all stand for it."""
+        """Characters of each token; each byte of a character has the whole character."""
         places: list[tuple[int, int]] = []
         start, pending = 0, 0
         for i, _ in enumerate(ids):
             first = i - pending
-            got = self.decode(ids[first : i + 1])
+            got = self.tokenizer.decode(
+                ids[first : i + 1], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
             if got and piece.startswith(got, start):
                 end = start + len(got)
                 places += [(start, end)] * (pending + 1)
@@ -247,25 +194,22 @@ class PieceEncoder:
             raise Unverified("token places not found with this slow tokenizer")
         return places
 
-    def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-
 
 def _start(control: Occurrence) -> int:
     return control.start
 
 
 def _within(controls: list[Occurrence], start: int, end: int) -> list[Occurrence]:
-    """Of `controls`, which are in order, those inside [start, end)."""
+    """Those of `controls`, which are in order, inside [start, end)."""
     first = bisect_left(controls, start, key=_start)
     after = bisect_left(controls, end, key=_start)
     return [c for c in controls[first:after] if c.end <= end]
 
 
-def _parts(length: int, controls: list[Occurrence], cuts: list[int]) -> list[tuple[int, int, bool]]:
-    """Cut [0, length) into (start, end, continued): after a cut, up to the next control token."""
+def _parts(
+    length: int, controls: list[Occurrence], cuts: Sequence[int]
+) -> list[tuple[int, int, bool]]:
+    """[0, length) in parts (start, end, continued); a cut's part ends at the next control token."""
     edges: dict[int, bool] = {0: False}
     for cut in sorted(set(cuts)):
         edges[cut] = True
@@ -284,7 +228,7 @@ def _parts(length: int, controls: list[Occurrence], cuts: list[int]) -> list[tup
 
 
 def _without_prefix(part: Any) -> Any:
-    """A normalizer or pre-tokenizer that sets no blank before a text."""
+    """A normalizer or pre-tokenizer that puts no blank before a text."""
     if not isinstance(part, dict):
         return part
     part = dict(part)

@@ -1,10 +1,10 @@
-"""Chat templates rendered so that every character knows which message it came from.
+"""Chat templates rendered so that the source of every character is known.
 
-A template is an ordinary program that can strip, split, drop or re-order what it is given, so
-the place of a message's text cannot be told from the result alone. Here the texts of a
-conversation are `Traced` strings: they behave as `str` and carry marks through the operations
-that templates use. An operation not covered gives a plain string: its text then counts as the
-template's, which `chat.py` notices, and never as somebody else's.
+A template is an ordinary program that can strip, split, drop or reorder what it is given, so the
+result alone does not show where a message's text is. Here the texts of a conversation are `Traced`
+strings: they behave as `str` and carry marks through the operations that templates use. An
+operation that is not covered gives a plain string. Its text then counts as the template's, which
+`rendering.py` notices, and never as another message's.
 """
 
 import json
@@ -18,11 +18,11 @@ import jinja2.ext
 from jinja2.compiler import CodeGenerator
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# A template that asks for today gets this day, or the same corpus would give other tokens
-# tomorrow. It is also the day that Llama 3's own template falls back to.
+# A template that asks for today's date gets this one; otherwise the same corpus would give other
+# tokens tomorrow. Llama 3's own template falls back to this date, too.
 FIXED_DATE = datetime(2024, 7, 26)
 
-# Frames the stand-ins for texts inside JSON; text holding these is not accepted (see chat.py).
+# Marks the placeholders of texts inside JSON; text with these characters is refused.
 RESERVED = "\U0010fdd0\U0010fdd1\U0010fdd2"
 
 
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Characters [start, end) came from `source`; empty where an empty text stands."""
+    """Characters [start, end) came from `source`; start = end where an empty text is."""
 
     start: int
     end: int
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class Traced(str):
-    """A `str` with marks, in order and without overlap, that survive a template's operations."""
+    """A `str` whose marks, in order and without overlap, survive a template's operations."""
 
     marks: tuple[Mark, ...]
 
@@ -61,7 +61,7 @@ class Traced(str):
         kept = []
         for mark in self.marks:
             low, high = max(mark.start, start), min(mark.end, end)
-            # A text stripped to nothing still has a place; one cut away beside others has not.
+            # A text stripped to nothing keeps its place; one cut away beside others does not.
             if low < high or (low == high and (mark.start == mark.end or start == end)):
                 kept.append(Mark(low - start, high - start, mark.source))
         return Traced(str.__getitem__(self, slice(start, end)), kept)
@@ -113,7 +113,9 @@ class Traced(str):
             position += len(part)
         return found
 
-    def split(self, sep: str | None = None, maxsplit: int = -1) -> list["Traced"]:
+    def split(  # type: ignore[override]
+        self, sep: str | None = None, maxsplit: int = -1
+    ) -> list["Traced"]:
         if sep is None:
             return self._pieces(str.split(self, None, maxsplit))
         found, position = [], 0
@@ -122,7 +124,9 @@ class Traced(str):
             position += len(part) + len(sep)
         return found
 
-    def rsplit(self, sep: str | None = None, maxsplit: int = -1) -> list["Traced"]:
+    def rsplit(  # type: ignore[override]
+        self, sep: str | None = None, maxsplit: int = -1
+    ) -> list["Traced"]:
         if sep is None:
             return self._pieces(str.rsplit(self, None, maxsplit))
         found, position = [], 0
@@ -131,7 +135,7 @@ class Traced(str):
             position += len(part) + len(sep)
         return found
 
-    def splitlines(self, keepends: bool = False) -> list["Traced"]:
+    def splitlines(self, keepends: bool = False) -> list["Traced"]:  # type: ignore[override]
         found, position = [], 0
         lines = zip(str.splitlines(self, True), str.splitlines(self, keepends), strict=True)
         for whole, line in lines:
@@ -149,13 +153,15 @@ class Traced(str):
         first, second = len(before), len(before) + len(middle)
         return self.cut(0, first), self.cut(first, second), self.cut(second, len(self))
 
-    def replace(self, old: str, new: str, count: int = -1) -> "Traced":
+    def replace(  # type: ignore[override]
+        self, old: str, new: str, count: int = -1
+    ) -> "Traced":
         if not old or old not in self:
             return self if old else Traced(str.replace(self, old, new, count))
         parts = self.split(old, count)
         place = {m.source for m in self.marks}
         if len(place) == 1 and isinstance(new, str) and not isinstance(new, Traced):
-            # The replacement stands for this text's own characters, so it is this text's.
+            # The replacement takes the place of this text's characters, so it belongs to it.
             new = Traced(new, [Mark(0, len(new), next(iter(place)))] if new else [])
         return _join(new, parts)
 
@@ -178,29 +184,36 @@ class Traced(str):
         return self._same_length(str.capitalize(self))
 
 
+def plain_text(text: str) -> str:
+    """The text without its marks."""
+    return str.__str__(text)
+
+
 def concat(parts: Iterable[str]) -> Traced:
     """`''.join(parts)`; neighbouring marks of one source become one."""
-    texts, marks, length = [], [], 0
+    texts: list[str] = []
+    marks: list[Mark] = []
+    length = 0
     for part in parts:
         for mark in getattr(part, "marks", ()):
             moved = Mark(mark.start + length, mark.end + length, mark.source)
             if marks and marks[-1].end == moved.start and marks[-1].source == moved.source:
                 moved = Mark(marks.pop().start, moved.end, moved.source)
             marks.append(moved)
-        texts.append(str.__str__(part) if isinstance(part, Traced) else part)
+        texts.append(plain_text(part) if isinstance(part, Traced) else part)
         length += len(part)
     return Traced("".join(texts), marks)
 
 
-def _join(separator: str, parts: list[str]) -> Traced:
-    woven: list[str] = []
+def _join(separator: str, parts: Iterable[str]) -> Traced:
+    joined: list[str] = []
     for i, part in enumerate(parts):
-        woven += [separator, part] if i else [part]
-    return concat(woven)
+        joined += [separator, part] if i else [part]
+    return concat(joined)
 
 
 def trace(value: Any, message: int, role: str, field: str) -> Any:
-    """`value` with every string in it, keys too, traced to the given source."""
+    """`value` with every string in it, keys included, traced to the given source."""
     if isinstance(value, str):
         return Traced(value, [Mark(0, len(value), Source(message, role, field))])
     if isinstance(value, dict):
@@ -212,7 +225,7 @@ def trace(value: Any, message: int, role: str, field: str) -> Any:
     return value
 
 
-_STAND_IN = re.compile(f'"{RESERVED[0]}(\\d+){RESERVED[1]}"')
+_PLACEHOLDER = re.compile(f'"{RESERVED[0]}(\\d+){RESERVED[1]}"')
 
 
 def tojson(
@@ -223,15 +236,15 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """The `tojson` of transformers' templates, with marks."""
-    texts: list[str] = []
+    texts: list[Traced] = []
 
-    def stand_in(text: str) -> str:
+    def placeholder(text: Traced) -> str:
         texts.append(text)
         return f"{RESERVED[0]}{len(texts) - 1}{RESERVED[1]}"
 
     def replaced(item: Any) -> Any:
         if isinstance(item, Traced):
-            return stand_in(item)
+            return placeholder(item)
         if isinstance(item, dict):
             pairs = sorted(item.items()) if sort_keys else item.items()
             return {replaced(k): replaced(v) for k, v in pairs}
@@ -243,7 +256,7 @@ def tojson(
         replaced(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators
     )
     parts: list[str] = []
-    for i, part in enumerate(_STAND_IN.split(plain)):
+    for i, part in enumerate(_PLACEHOLDER.split(plain)):
         if i % 2 == 0:
             parts.append(part)
             continue
@@ -263,9 +276,9 @@ def tojson(
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks print their body; marks tell more than the tags do."""
+    """`{% generation %}` blocks print their body; the marks are more precise than the tags."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
@@ -287,7 +300,7 @@ class _TracedEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(concat)
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # ', '.join(texts) and the like: the method of a plain string would lose the marks.
+        # ', '.join(texts): the method of a plain string would lose the marks.
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if type(owner) is str and name in ("join", "replace"):
             function = getattr(Traced(owner), name)
@@ -306,15 +319,15 @@ def _join_filter(environment: Any, value: Any, d: str = "", attribute: Any = Non
 
 
 def fixed_strftime(form: str) -> str:
-    """The fixed date in the form a template asks for."""
+    """The fixed date in the format that a template asks for."""
     return FIXED_DATE.strftime(form)
 
 
 def compile_template(text: str) -> Callable[..., Traced]:
-    """A function that renders `text` with the given variables; same text as transformers'.
+    """A function that renders the template `text` as transformers does, with marks.
 
-    Raises `jinja2.TemplateError` when the text is not a template, or when a template refuses
-    what it is given.
+    Raises `jinja2.TemplateError` when the text is not a template; the function raises it when the
+    template refuses what it is given.
     """
     environment = _TracedEnvironment(
         trim_blocks=True,

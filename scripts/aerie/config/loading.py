@@ -20,13 +20,20 @@ from aerie.config.section import Section
 
 RENAMED = {"hidden_states.layer_ids": "hidden_states.aux_layer_ids"}
 """Keys of earlier versions and what they are called now."""
+
 REMOVED = {
+    "corpus.min_characters": "0",
+    "corpus.near_duplicates_from": "10000",
+    "corpus.decontamination_words": "13",
     "self_prompts.min_tokens": "4",
     "self_prompts.max_attempts": "5",
     "self_prompts.max_repeated_share": "0.3",
     "self_prompts.near_duplicates": "0.8",
+    "watch.stall_gaps": "10",
+    "watch.loss_spike": "3",
+    "watch.loss_divergence": "1.5",
 }
-"""Keys of earlier versions that are constants now, with their values."""
+"""Keys of earlier versions that are constants now, and their values."""
 
 
 def read_config(over: list[Path]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from aerie.chat.encoding import Unverified
+from aerie.chat.unverified import Unverified
 from aerie.engine.completions import TokenCodec
 from aerie.engine.protocol import Answer, Refused, Request
 from aerie.engine.responses import (

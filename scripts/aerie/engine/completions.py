@@ -6,8 +6,8 @@ checked. An answer whose tokens are not certain is refused with a reason.
 
 from typing import Any
 
-from aerie.chat.encoding import Unverified
 from aerie.chat.template import ChatTemplate
+from aerie.chat.unverified import Unverified
 from aerie.common.errors import InputError
 from aerie.engine.protocol import Answer, Request
 from aerie.engine.responses import RequestFailed

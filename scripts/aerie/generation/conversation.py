@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from aerie.chat.encoding import Unverified
 from aerie.chat.template import ChatTemplate
+from aerie.chat.unverified import Unverified
 from aerie.engine.endpoints import Endpoints
 from aerie.engine.in_process import Engine
 from aerie.engine.protocol import Answer, Failure, Refused, Request

@@ -17,8 +17,8 @@ from aerie.common.machine import main_memory
 from aerie.common.stages import OUTPUTS, STAGES
 from aerie.config import Config
 from aerie.corpus.cleaning import characters, cleaned, heldout_border, prompt_hash
-from aerie.corpus.layouts import check_files, new_tallies
-from aerie.corpus.reading import Meter
+from aerie.corpus.records import Meter
+from aerie.corpus.sources import check_files, new_tallies
 from aerie.engine.staging import MEMORY
 from aerie.planning import costs
 from aerie.planning.costs import GIB
@@ -51,9 +51,9 @@ def count_prompts(config: Config, run: Path) -> dict[str, Any]:
     tallies = new_tallies(corpus.sources)
     ids, hashes, length, whole, start = [], [], 0, True, time.monotonic()
     for found in cleaned(corpus, config.generation.mode, tallies, meter):
-        ids.append(found.record["id"])
-        hashes.append(prompt_hash(found.record))
-        length += characters(found.record)
+        ids.append(found.conversation["id"])
+        hashes.append(prompt_hash(found.conversation))
+        length += characters(found.conversation)
         if len(ids) % 500 == 0 and time.monotonic() - start > COUNT_SECONDS:
             whole = False
             break

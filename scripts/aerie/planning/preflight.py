@@ -712,8 +712,8 @@ def _check_weights(folder: Path, raw: dict[str, Any], text: Any, config: Any) ->
 
 
 def _check_template(folder: Path, text: Any, trusted: bool) -> list[Finding]:
-    from aerie.chat.encoding import Unverified
     from aerie.chat.template import ChatTemplate
+    from aerie.chat.unverified import Unverified
 
     try:
         chat = ChatTemplate.load(folder, trusted)

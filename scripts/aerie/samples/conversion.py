@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from aerie.chat.encoding import Unverified
 from aerie.chat.template import ChatTemplate
+from aerie.chat.unverified import Unverified
 from aerie.config import Samples
 from aerie.samples.file import TokenizedSample
 from aerie.samples.stored_answer import StoredAnswer

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aerie.chat.encoding import Unverified
 from aerie.chat.template import ChatTemplate
+from aerie.chat.unverified import Unverified
 from aerie.common.errors import InputError
 from aerie.config import HiddenStates, Samples
 from aerie.samples.conversion import Dropped, sample_of_conversation, samples_of_answer
@@ -58,7 +58,9 @@ def tokenize_samples(
         for record in records:
             tally.records += 1
             try:
-                tally.lose(record["id"], template.losses(record["messages"], record.get("tools")))
+                tally.lose(
+                    record["id"], template.dropped_fields(record["messages"], record.get("tools"))
+                )
                 samples += convert(record, split)
                 tally.kept += 1
             except Dropped as reason:

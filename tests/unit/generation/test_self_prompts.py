@@ -13,7 +13,8 @@ from aerie.chat.template import ChatTemplate
 from aerie.common.errors import InputError
 from aerie.common.files import read_json_lines, write_json
 from aerie.config import SelfPrompts, load_config
-from aerie.corpus.layouts import Tally, conversations
+from aerie.corpus.conversations import conversations
+from aerie.corpus.report import Tally
 from aerie.engine.protocol import Answer
 from aerie.generation import judging, self_prompts
 from aerie.generation.judging import Judge, letter_share, repeated_share
@@ -307,5 +308,5 @@ def test_program_writes_a_source_of_the_corpus(tmp_path, template, monkeypatch):
     assert [*(tmp_path / "store" / "self_prompts" / found.key).glob("*.jsonl.zst")]
     prompts = [row["prompt"] for row in read_json_lines(output)]
     config = load_config({"corpus": {"sources": [str(output)]}}).corpus
-    read = conversations(config.sources[0], "self", config, "generate", Tally(str(output)))
-    assert [c.record["messages"][0]["content"] for c in read] == prompts
+    read = conversations(config.sources[0], "self", config, "generate", Tally(path=str(output)))
+    assert [c.conversation["messages"][0]["content"] for c in read] == prompts
