@@ -1,5 +1,7 @@
 """A plan for people: a table of the stages, and a few lines."""
 
+from typing import Literal
+
 from rich.console import Console
 from rich.table import Table
 
@@ -9,7 +11,7 @@ from aerie.planning.work import OPERATIONS
 
 PIPE_WIDTH = 150
 """A pipe has no width; a table cut at 80 columns is of no use there."""
-COLUMNS = (
+COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("stage", "left"),
     ("there", "right"),
     ("to run", "right"),
@@ -36,7 +38,7 @@ def show(plan: Plan) -> None:
     )
     table = Table(box=None, pad_edge=False)
     for title, justify in COLUMNS:
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+        table.add_column(title, justify=justify)
     for stage in plan.stages:
         table.add_row(*_row(stage))
     console.print(table)
