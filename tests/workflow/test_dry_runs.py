@@ -188,9 +188,7 @@ def test_wrong_value_stops_before_any_job(project, change, message):
         ("samples={max_length: 9000}", "handles 8192"),
     ],
 )
-def test_configuration_that_does_not_fit_the_verifier_stops_before_any_job(
-    finished, change, message
-):
+def test_configuration_that_does_not_fit_stops_before_any_job(finished, change, message):
     status, said = finished.dry_run("--config", change)
     assert status == 1
     assert message in said
