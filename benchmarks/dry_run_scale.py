@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""What `snakemake -n` takes for 1 M samples in 5,000 shards and 16 lanes, beside the demo's.
+"""Time and memory of `snakemake -n` for 1 M samples in 5,000 shards and 16 lanes, beside the demo.
 
-Nothing is made but files as a finished run leaves them: manifests of full size, shards that are
-holes of the right length. Both dry runs are started anew, in turn, three times; the figures are
-the least of each.
+The files are those of a finished run: manifests of full size, and sparse shards of the right
+length. Both dry runs are started in turn, three times; the figures are the minimum of each.
 """
 
 import argparse
@@ -24,7 +23,7 @@ CONVENTION = "0123456789abcdef"
 
 
 def make_run(project: Path, shards: int, samples: int, lanes: int) -> None:
-    """A project whose run `demo` has these shards; Snakemake takes it for finished."""
+    """Create a project whose run `demo` has these shards and looks finished to Snakemake."""
     project.mkdir()
     for name in FOLDERS:
         (project / name).symlink_to(ROOT / name)
@@ -97,7 +96,7 @@ def make_run(project: Path, shards: int, samples: int, lanes: int) -> None:
 
 
 def snakemake(project: Path, lanes: int, *arguments: str) -> dict[str, float]:
-    """Wall and processor seconds and peak memory (MiB) of one call; it must find nothing to do."""
+    """Wall and CPU seconds and peak memory (MiB) of one call, which must find nothing to do."""
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
     command += ["--config", f"hidden_states={{lanes: {lanes}}}"]
     start = time.perf_counter()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What `make plan` says of a run, beside what the run then showed.
+"""The plan of a run beside the run's own measurements.
 
-Two plans are made, in a folder where nothing has run: one that knows no earlier run (the table of
-config/hardware.yaml), one that knows the rates of `--earlier`. Without `--earlier` the run's own
-rates are taken, and only what the plan makes of them is judged, not how steady they are.
+Two plans are made in a folder where nothing has run: one without an earlier run (from the table of
+config/hardware.yaml), one with the rates of `--earlier`. Without `--earlier` the run's own rates
+are used; that tests what the plan makes of them, not how steady they are.
 """
 
 import argparse
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 
 def plan(config: list[Path], store: Path, earlier: Path | None) -> dict:
-    """The plan of the configuration in a project without results, `earlier` aside."""
+    """The plan of the configuration in a project without results other than `earlier`."""
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         for name in FOLDERS:
             (Path(folder) / name).symlink_to(ROOT / name)
@@ -75,7 +75,7 @@ def planned(result: dict) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=ROOT / "results/demo", help="a finished run")
-    parser.add_argument("--earlier", type=Path, help="a run whose rates the plan goes by")
+    parser.add_argument("--earlier", type=Path, help="a run whose rates the plan uses")
     parser.add_argument("--config", type=Path, nargs="*", default=[], help="of the run")
     args = parser.parse_args()
     run = args.run.resolve()

@@ -1,3 +1,9 @@
+from aerie.config.loading import sections_json
+from aerie.report.run import REPORTED_SECTIONS
+
+REPORT_SETTINGS = sections_json(CONFIG, *REPORTED_SECTIONS)
+
+
 rule render_report:
     input:
         verifier=FINGERPRINT,
@@ -34,10 +40,9 @@ rule render_report:
         runtime=scale_with_attempt(60),
     params:
         drafters=list(CONFIG.drafters),
-        # Other limits of the watch, another place of the store or others to be told make no
-        # other report.
-        config=json.dumps(CONFIG.model_dump(exclude={"watch", "store", "notify"})),
+        # Other sections (watch, store, notify) make no other report.
+        config=REPORT_SETTINGS,
         version=versions.REPORT_VERSION,
     shell:
         "python {SCRIPTS}/render_report.py --run $(dirname {output}) --drafters {params.drafters}"
-        " --config {params.config:q} --output {output} > {log} 2>&1"
+        " --settings {REPORT_SETTINGS:q} --output {output} > {log} 2>&1"

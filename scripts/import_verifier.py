@@ -10,7 +10,7 @@ from aerie.common import cli
 from aerie.common.errors import InputError
 from aerie.common.files import write_json
 from aerie.config import load_config
-from aerie.planning.preflight import check_verifier
+from aerie.planning.preflight.verifier import check_verifier
 from aerie.verifier.checkpoint import check_config, describe_verifier, locate_verifier
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.common import cli
-from aerie.report.page import as_duration
+from aerie.common.formatting import as_duration
 from aerie.watching import notify
 from aerie.watching.status import BROKEN, RunStatus, gather
 

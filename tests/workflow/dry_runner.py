@@ -1,7 +1,7 @@
-"""Dry runs without starting Python anew: a process that has Snakemake imported forks for each.
+"""Dry runs without importing Snakemake each time: a process that has imported it forks for each.
 
-Started in a project's folder; reads one JSON list of arguments a line, answers each with a line of
-JSON: `status` (exit status) and `output` (both streams).
+Start it in a project's folder. It reads one JSON list of arguments a line and answers with a line
+of JSON: `status` (exit status) and `output` (both streams).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What would run after a change: dry runs on a results folder made of empty outputs."""
+"""What would run after a change: dry runs on a folder of empty results."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ TRAINED = {"train_drafter", "measure_acceptance", "measure_speed", "render_repor
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A project in which everything seems to have run: outputs touched, and recorded as made."""
+    """A project that looks finished: outputs touched, and recorded by Snakemake."""
     from support.project import Project
 
     project = Project(tmp_path_factory.mktemp("workflow") / "project")
@@ -27,11 +27,11 @@ def finished(tmp_path_factory):
     return project
 
 
-def test_all_runs_at_first(project):
+def test_everything_runs_at_first(project):
     assert project.planned() == FAR
 
 
-def test_nothing_runs_twice(finished):
+def test_finished_run_has_no_jobs(finished):
     assert finished.planned() == set()
 
 
@@ -58,7 +58,7 @@ def test_nothing_runs_twice(finished):
         ),
     ],
 )
-def test_a_changed_key_reruns_what_depends_on_it(finished, change, expected):
+def test_changed_key_reruns_what_depends_on_it(finished, change, expected):
     assert finished.planned("--config", change) == expected
 
 
@@ -69,7 +69,7 @@ def test_other_resources_and_profiles_rerun_nothing(finished):
         assert finished.planned("--workflow-profile", f"profiles/{profile}") == set()
 
 
-def test_a_changed_benchmark_is_measured_again_and_nothing_above_it(finished):
+def test_changed_prompt_set_is_measured_again_only(finished):
     path = finished.folder / "resources/benchmark.jsonl"
     before = path.read_bytes()
     try:
@@ -80,7 +80,7 @@ def test_a_changed_benchmark_is_measured_again_and_nothing_above_it(finished):
         finished.snakemake("--touch")
 
 
-def test_snakemake_s_own_report_holds_the_page(finished):
+def test_snakemake_report_contains_the_page(finished):
     page = finished.folder / "results/demo/report.html"
     before = page.read_bytes()
     try:
@@ -96,7 +96,7 @@ def test_snakemake_s_own_report_holds_the_page(finished):
         assert packed.read(name) == b"the page"
 
 
-def test_more_prompts_rerun_from_the_prompts_on(finished):
+def test_more_prompts_rerun_from_the_prompts(finished):
     path = finished.folder / "resources/prompts/more.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Count to {i}."}) + "\n" for i in range(40)))
     try:
@@ -111,7 +111,7 @@ def test_touched_and_edited_scripts_rerun_nothing(finished):
     assert finished.planned() == set()
 
 
-def test_a_deleted_or_cut_shard_is_made_again_without_force(finished):
+def test_deleted_or_truncated_shard_is_extracted_again(finished):
     folder = finished.folder / "results/store/hidden_states" / EMPTY_LANE.convention.key
     folder.mkdir(parents=True)
     manifest = finished.folder / "results/demo/hidden_states/lane-0.json"
@@ -143,7 +143,7 @@ def test_a_deleted_or_cut_shard_is_made_again_without_force(finished):
         finished.snakemake("--touch")
 
 
-def test_a_lane_whose_manifest_is_gone_runs_again(finished):
+def test_lane_without_manifest_runs_again(finished):
     manifest = finished.folder / "results/demo/hidden_states/lane-0.json"
     before = manifest.read_bytes()
     finished.snakemake("--touch")
@@ -157,7 +157,7 @@ def test_a_lane_whose_manifest_is_gone_runs_again(finished):
         finished.snakemake("--touch")
 
 
-def test_a_second_configuration_file_is_laid_over_the_first(finished, tmp_path):
+def test_second_configuration_file_is_laid_over_the_first(finished, tmp_path):
     over = tmp_path / "over.yaml"
     over.write_text("drafters:\n  base:\n    learning_rate: 1e-4\n")
     assert finished.planned("--configfile", str(over)) == TRAINED
@@ -172,7 +172,7 @@ def test_a_second_configuration_file_is_laid_over_the_first(finished, tmp_path):
         ("evaluation={prompt_sets: {quiz: nowhere.jsonl}}", "prompt_sets.quiz: nowhere.jsonl"),
     ],
 )
-def test_a_wrong_value_stops_before_anything(project, change, message):
+def test_wrong_value_stops_before_any_job(project, change, message):
     done = project.snakemake("--dry-run", "--config", change)
     assert done.returncode == 1
     said = done.stderr.partition("error: ")[2]
@@ -188,14 +188,14 @@ def test_a_wrong_value_stops_before_anything(project, change, message):
         ("samples={max_length: 9000}", "handles 8192"),
     ],
 )
-def test_what_does_not_fit_the_verifier_stops_before_anything(finished, change, message):
+def test_configuration_that_does_not_fit_stops_before_any_job(finished, change, message):
     status, said = finished.dry_run("--config", change)
     assert status == 1
     assert message in said
     assert "common.smk" not in said
 
 
-def test_a_new_run_is_compared_with_a_verifier_that_is_here(project, tmp_path):
+def test_new_run_is_compared_with_an_existing_verifier(project, tmp_path):
     sizes = {"num_hidden_layers": 12, "vocab_size": 5000, "max_position_embeddings": 1024}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     source = f"verifier={{source: {tmp_path}}}"

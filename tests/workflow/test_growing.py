@@ -1,7 +1,8 @@
-"""Growing a corpus: what each step keeps, by the real reader, grouping and store."""
+"""Growing a corpus, and its plan: what each step keeps, with the real reader and store."""
 
 import json
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,8 +11,14 @@ import pytest
 import yaml
 
 from aerie.config import load_config
+from aerie.config.drafter import Drafter
 from aerie.generation.answers import AnswerStore, Sampling
-from aerie.planning import costs, plan
+from aerie.planning import counts, needs
+from aerie.planning.costs import LOSSLESS_SHARE, training_memory
+from aerie.planning.counts import Counts, count_prompts, measured_prompts
+from aerie.planning.dry_run import PlannedJobs
+from aerie.planning.kept import Kept, find_kept
+from aerie.planning.shape import read_shape
 from aerie.samples.conversion import Dropped, samples_of_answer
 from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
 from aerie.states.convention import Convention
@@ -32,6 +39,7 @@ FINGERPRINT = {
     "fingerprint": "f" * 32,
 }
 RUN = Path("results/demo")
+NOTHING_DONE = {s: PlannedJobs(jobs=1) for s in ("collect_prompts", "tokenize_samples")}
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ def configure(limit: int, last_state: str = "all"):
 
 def fill_store(config) -> tuple[int, int]:
     """Answers and shards as a run leaves them; the number of both."""
-    counted = plan.count_prompts(config, RUN)
+    counted = count_prompts(config, RUN)
     sampling = Sampling(0.0, 1.0, 512, 2048, 0)
     answers = AnswerStore(Path("results/store"), sampling.key("f" * 32))
     last_state = config.hidden_states.last_state
@@ -65,7 +73,7 @@ def fill_store(config) -> tuple[int, int]:
     store = Store(Path("results/store"), convention)
     store.folder.mkdir(parents=True, exist_ok=True)
     shards = 0
-    for split, ids in counted["splits"].items():
+    for split, ids in counted.splits.items():
         for group in group_records(ids, 16):
             rows = []
             for position in group:
@@ -84,31 +92,40 @@ def fill_store(config) -> tuple[int, int]:
             store.path(shard).write_bytes(b"")
             shards += 1
     answers.flush()
-    return sum(map(len, counted["splits"].values())), shards
+    return sum(map(len, counted.splits.values())), shards
 
 
 @pytest.mark.parametrize("last_state", ["all", "supervised"])
-def test_each_step_keeps_what_the_smaller_one_made(place, last_state):
+def test_larger_corpus_keeps_what_the_smaller_one_made(place, last_state):
     before = (0, 0)
     for limit in (10, 200, 2000):
         config = configure(limit, last_state)
-        counted = plan.count_prompts(config, RUN)
-        assert counted["records"] == limit
-        counts = {**counted, "samples": limit, "tokens": 39 * limit}
-        kept = plan.kept(config, RUN, FINGERPRINT, counts)
-        assert kept["answers"] == before[0]
-        # The last shard of each side goes on in the larger corpus.
-        assert max(0, before[1] - 2) <= kept["shards"] <= before[1]
+        counted = count_prompts(config, RUN)
+        assert counted.records == limit
+        expected = Counts(
+            records=limit,
+            heldout=len(counted.splits["heldout"]),
+            samples=limit,
+            tokens=39 * limit,
+            train_tokens=39 * len(counted.splits["train"]),
+            supervised_tokens=20 * limit,
+            generated_tokens=20 * limit,
+            basis="",
+            splits=counted.splits,
+        )
+        kept = find_kept(config, RUN, FINGERPRINT, expected)
+        assert kept.answers == before[0]
+        # The last shard of each split continues in the larger corpus.
+        assert max(0, before[1] - 2) <= kept.shards <= before[1]
         before = fill_store(config)
         assert before[0] == limit
-        assert (
-            plan.kept(config, RUN, FINGERPRINT, counts)["shards"] == before[1] == counts["shards"]
-        )
+        kept = find_kept(config, RUN, FINGERPRINT, expected)
+        assert kept.shards == before[1] == expected.shards
 
 
-def test_a_prompt_keeps_its_side(place):
-    small = plan.count_prompts(configure(200), RUN)["splits"]
-    large = plan.count_prompts(configure(2000), RUN)["splits"]
+def test_prompt_stays_in_its_split(place):
+    small = count_prompts(configure(200), RUN).splits
+    large = count_prompts(configure(2000), RUN).splits
     moved = set(small["heldout"]) & set(large["train"]) | set(small["train"]) & set(
         large["heldout"]
     )
@@ -116,29 +133,27 @@ def test_a_prompt_keeps_its_side(place):
     assert len(moved) <= 1
 
 
-def test_a_large_corpus_is_estimated_in_bounded_time(place, monkeypatch):
-    monkeypatch.setattr(plan, "COUNT_SECONDS", 0.0)
+def test_large_corpus_is_estimated_in_bounded_time(place, monkeypatch):
+    monkeypatch.setattr(counts, "COUNT_SECONDS", 0.0)
     with (place / "prompts.jsonl").open("a") as file:
         for i in range(60_000):
             file.write("\n" + json.dumps({"prompt": f"Add {i} and {i + 7}. " + "x" * 200}))
     start = time.process_time()
-    counted = plan.count_prompts(configure(10**9), RUN)
+    counted = count_prompts(configure(10**9), RUN)
     assert time.process_time() - start < 10
-    assert not counted["whole"]
-    assert sum(map(len, counted["splits"].values())) == 500  # read until it looked at the clock
-    assert counted["records"] > 2500
+    assert not counted.whole
+    assert sum(map(len, counted.splits.values())) == 500  # read until it looked at the clock
+    assert counted.records > 2500
 
 
 @pytest.mark.parametrize("scale", ["canary", "pilot", "full"])
-def test_a_scale_is_a_configuration_laid_over_another(project, scale):
+def test_scale_is_laid_over_a_configuration(project, scale):
     path = ROOT / f"config/scales/{scale}.yaml"
     assert yaml.safe_load(path.read_text())["corpus"]["limit"]
     assert project.planned("--configfile", "config/config.yaml", str(path)) == FAR
 
 
 def plan_json(project: Project, *arguments: str) -> dict:
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, "scripts/plan_run.py", "--json", *arguments],
         cwd=project.folder,
@@ -157,7 +172,7 @@ def planning(project) -> Project:
     return project
 
 
-def test_the_plan_of_the_demo_before_anything_ran(planning):
+def test_plan_of_the_demo_before_anything_ran(planning):
     found = plan_json(planning)
     assert {s["stage"] for s in found["stages"] if s["jobs"]} == FAR
     records = sum(
@@ -176,43 +191,45 @@ def test_the_plan_of_the_demo_before_anything_ran(planning):
     assert found["one_pass"]["seconds"] > 10
 
 
-def test_the_plan_leaves_out_last_states_where_no_loss_is_taken(place):
-    shape = costs.read_shape(KIMI)
+def test_plan_omits_unsupervised_last_states(place):
+    shape = read_shape(KIMI)
     stored = {}
+    drafters = {
+        "a": needs.DrafterNeeds(
+            vocabulary=0,
+            head=0,
+            trained_parameters=0,
+            model=0,
+            checkpoint=0,
+            memory=training_memory(shape, Drafter(), 3, 2),
+            tokens=0,
+        )
+    }
     for last_state in ("all", "supervised"):
         config = configure(400)
         config.hidden_states.last_state = last_state
-        planned = {"collect_prompts": {}, "tokenize_samples": {}}
-        result = {
-            "counts": (counts := plan.sizes(config, RUN, planned, {})),
-            "kept": {"tokens": 0},
-            "verifier": {"aux_states": 3},
-            "drafters": {"a": {"model": 0, "checkpoint": 0}},
-            "warnings": [],
-        }
-        plan.describe_bytes(result, config, RUN, shape, trains=False)
-        stored[last_state] = result["bytes"]["states_stored"]
-    left_out = (counts["tokens"] - counts["generated_tokens"]) * 7168 * 2
-    assert result["bytes"]["states_omitted"] == left_out > 0
-    assert stored["all"] - stored["supervised"] == pytest.approx(costs.LOSSLESS_SHARE * left_out)
+        found = counts.count(config, RUN, NOTHING_DONE, None)
+        sizes, _ = needs.bytes_needed(config, RUN, shape, found, Kept(), drafters, trains=False)
+        stored[last_state] = sizes.states_stored
+    left_out = (found.tokens - found.generated_tokens) * 7168 * 2
+    assert sizes.states_omitted == left_out > 0
+    assert stored["all"] - stored["supervised"] == pytest.approx(LOSSLESS_SHARE * left_out)
 
 
-def test_the_plan_counts_the_prompts_that_there_are(place):
+def test_plan_counts_existing_prompts(place):
     config = configure(400)
     (place / "quiz.jsonl").write_text(
         "".join(f'{{"prompt": "Add {i} and 2."}}\n' for i in range(7))
     )
     config.evaluation.prompt_sets = {"quiz": "quiz.jsonl"}
-    heldout = plan.sizes(config, RUN, {"collect_prompts": {}, "tokenize_samples": {}}, {})[
-        "heldout"
-    ]
+    heldout = counts.count(config, RUN, NOTHING_DONE, None).heldout
     assert 10 < heldout < 60  # 8 % of 400
-    assert plan.measured_prompts(config, heldout) == heldout + 7
+    assert measured_prompts(config, heldout) == heldout + 7
     config.evaluation.max_prompts = 5
-    assert plan.measured_prompts(config, heldout) == 10
+    assert measured_prompts(config, heldout) == 10
 
 
-def test_what_does_not_fit_is_said_before(planning, tmp_path):
+def test_plan_warns_of_what_does_not_fit(planning, tmp_path):
     """A 61-layer verifier of width 7,168 on one machine: memory, and 17.3 M tokens of states."""
     folder = planning.folder / "kimi"
     folder.mkdir()
@@ -236,7 +253,7 @@ def test_what_does_not_fit_is_said_before(planning, tmp_path):
     assert {s["rate"] for s in found["stages"] if s["jobs"]} == {"assumed: h100-8"}
 
 
-def test_a_finished_run_has_nothing_to_do(planning):
+def test_plan_of_a_finished_run_has_no_jobs(planning):
     from support.workflow import STAND_IN
 
     for path in (planning.folder / "scripts").glob("*.py"):

@@ -1,4 +1,4 @@
-"""What jobs ask for, and the wait for jobs that a killed run left on Slurm."""
+"""Resources of jobs, and waiting for jobs that a killed run left on Slurm."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def gpus(project, *arguments: str) -> dict[str, int]:
     return {rule: x["gpu"] for rule, x in asked(project, *SLURM, *arguments).items() if x["gpu"]}
 
 
-def test_every_rule_says_what_it_takes(project):
+def test_every_rule_declares_its_resources(project):
     found = asked(project, *SLURM)
     assert len(found) == 10
     for values in found.values():
@@ -56,7 +56,7 @@ def test_gpus_follow_from_the_configuration(project):
     }
 
 
-def test_with_the_profile_for_eight_gpus_lanes_run_side_by_side(project):
+def test_gpu8_profile_runs_lanes_side_by_side(project):
     for path in (project.folder / "scripts").glob("*.py"):
         if path.name != "supervise.py":
             path.write_text(STAND_IN + MEET)
@@ -88,7 +88,7 @@ if name == "extract_hidden_states":
 """
 
 
-def test_a_second_attempt_gets_more(project):
+def test_second_attempt_gets_more(project):
     script = project.folder / "scripts/collect_prompts.py"
     script.write_text("raise SystemExit(1)")
     done = project.snakemake("results/demo/prompts/report.json")
@@ -148,7 +148,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_run_waits_for_jobs_that_a_killed_one_left(run, tmp_path):
+def test_run_waits_for_jobs_of_a_killed_run(run, tmp_path):
     done = run()
     assert done.returncode == 0
     assert done.stdout == "started\n"
@@ -158,12 +158,12 @@ def test_a_run_waits_for_jobs_that_a_killed_one_left(run, tmp_path):
     assert not (tmp_path / "cancelled").exists()
 
 
-def test_a_run_can_cancel_them(run, tmp_path):
+def test_run_can_cancel_jobs_of_a_killed_run(run, tmp_path):
     assert run(AERIE_CANCEL_LEFT="1").stdout == "started\n"
     assert (tmp_path / "cancelled").read_text() == "6\n"
 
 
-def test_a_squeue_that_does_not_answer_stops_only_runs_that_used_slurm(run, tmp_path):
+def test_silent_squeue_stops_only_runs_that_used_slurm(run, tmp_path):
     (tmp_path / "bin/squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
     assert run().stdout == "started\n"
     (tmp_path / ".snakemake/slurm_logs").mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_a_squeue_that_does_not_answer_stops_only_runs_that_used_slurm(run, tmp_
 
 
 @pytest.mark.parametrize("in_job", [False, True])
-def test_a_snakemake_within_a_job_on_slurm_is_no_other_run(run, tmp_path, in_job):
+def test_snakemake_inside_a_slurm_job_is_not_another_run(run, tmp_path, in_job):
     (tmp_path / ".snakemake/locks").mkdir(parents=True)
     (tmp_path / ".snakemake/locks/0.input.lock").touch()
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")

@@ -34,5 +34,5 @@ TRAINING_VERSION = 2
 EVALUATION_VERSION = 1
 """Raised when the same drafter and prompts would be measured differently."""
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 """Raised when the same results would be shown differently."""

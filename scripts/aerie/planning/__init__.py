@@ -1,1 +1,1 @@
-"""What a run takes, and what is checked before it starts."""
+"""The plan of a run, and the checks before it."""

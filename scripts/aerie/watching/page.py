@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from aerie.report.page import as_duration
+from aerie.common.formatting import as_duration
 from aerie.watching.status import BROKEN, STATES, Job, RunStatus, clock, number, state_of
 
 PAGE_WIDTH = 110  # columns of the HTML page

@@ -20,9 +20,9 @@ from typing import Any
 
 from aerie.common.errors import InputError
 from aerie.common.files import read_json
+from aerie.common.formatting import as_count, as_share
 from aerie.common.paths import LOG_PATTERNS
 from aerie.common.stages import OUTPUTS, STAGES, read_benchmark
-from aerie.report.page import as_count, as_share
 
 SILENT_SECONDS = 60.0  # of a supervisor, which writes every few seconds
 AHEAD_SECONDS = 5.0  # a time so far in the future is of a clock that is wrong

@@ -1,4 +1,4 @@
-"""What a run is checked for before it starts."""
+"""The checks before a run."""
 
 import json
 import os
@@ -16,17 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from aerie.common.errors import InputError
 from aerie.config import load_config
-from aerie.planning.preflight import (
-    check_endpoints,
-    check_gpus,
-    check_imports,
-    check_room,
-    check_verifier,
-    check_versions,
-    start_imports,
-    tensor_types,
-    worst,
-)
+from aerie.planning.preflight.gpus import check_gpus
+from aerie.planning.preflight.imports import check_imports, start_imports
+from aerie.planning.preflight.machine import check_endpoints, check_room
+from aerie.planning.preflight.result import worst
+from aerie.planning.preflight.verifier import check_verifier
+from aerie.planning.preflight.versions import check_versions
+from aerie.planning.preflight.weights import tensor_types
 from aerie.watching.triage import Catalogue
 from support.paths import ROOT
 
@@ -79,14 +75,14 @@ def of(findings, check):
         ),
     ],
 )
-def test_versions_are_compared_with_what_is_known(change, severity, text):
+def test_versions_are_compared_with_the_table(change, severity, text):
     versions = {k: v for k, v in {**LOCKED, **change}.items() if v}
     found = check_versions(KNOWN, versions)
     assert worst(found) == severity
     assert text in " ".join(f.found + f.meaning for f in found)
 
 
-def test_a_table_of_versions_that_is_not_valid_is_told(tmp_path):
+def test_invalid_table_of_versions_raises(tmp_path):
     path = tmp_path / "known.yaml"
     path.write_text("- {verdict: works, versions: {torch: '2.13'}, reason: x, source: y}\n")
     with pytest.raises(InputError, match=r"known\.yaml"):
@@ -112,7 +108,7 @@ def test_imports_are_judged_by_the_catalogue(tmp_path, monkeypatch):
     found = imported(tmp_path, monkeypatch, text)
     assert [f.severity for f in found] == ["error"]
     assert "Uninstall flash-attn" in found[0].advice
-    # What a library says when the process ends is judged like the rest.
+    # Output at the end of the process is judged too.
     text = 'import atexit\natexit.register(print, "Using a slow tokenizer. This might")\n'
     found = imported(tmp_path, monkeypatch, text)
     assert [f.severity for f in found] == ["note", "ok"]
@@ -121,7 +117,7 @@ def test_imports_are_judged_by_the_catalogue(tmp_path, monkeypatch):
     assert "exit status 9" in found[0].found
 
 
-def test_imports_that_take_too_long_are_left(tmp_path, monkeypatch):
+def test_slow_imports_are_stopped(tmp_path, monkeypatch):
     found = imported(tmp_path, monkeypatch, "import time\ntime.sleep(1000)", 0.5)
     assert [f.severity for f in found] == ["note"]
 
@@ -130,7 +126,7 @@ def test_imports_that_take_too_long_are_left(tmp_path, monkeypatch):
 
 
 class Nvml(SimpleNamespace):
-    """What NVML says of one GPU (there is none in the tests)."""
+    """NVML with one GPU (the tests have none)."""
 
     class NVMLError(Exception):
         pass
@@ -172,7 +168,7 @@ def test_gpus(monkeypatch, nvml, sections, severity, text):
     assert text in " ".join(f.found + f.meaning for f in found)
 
 
-def test_gpus_that_are_not_for_the_run_are_left_to_others(monkeypatch):
+def test_only_visible_gpus_are_checked(monkeypatch):
     nvml = Nvml(139)
     nvml.nvmlDeviceGetCount = lambda: 2
     memory = nvml.nvmlDeviceGetMemoryInfo
@@ -192,7 +188,7 @@ def test_gpus_that_are_not_for_the_run_are_left_to_others(monkeypatch):
     assert "'GPU-77', and NVML knows no such GPU (Not Found)" in found[-1].found
 
 
-def test_no_gpu_is_fine_unless_one_is_asked_for(monkeypatch):
+def test_no_gpu_is_fine_unless_configured(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert worst(check_gpus(config(), {"cuda": None, "devices": 0})) == "ok"
     wants = config(drafters={"base": {"vocabulary": 128, "gpus": 1}})
@@ -200,7 +196,7 @@ def test_no_gpu_is_fine_unless_one_is_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize(("gib", "severity"), [(0.5, "error"), (5, "warning"), (500, "ok")])
-def test_a_disk_that_is_nearly_full_is_told(tmp_path, gib, severity):
+def test_nearly_full_disk_is_reported(tmp_path, gib, severity):
     found = check_room(
         tmp_path / "not" / "made" / "yet",
         False,
@@ -210,7 +206,7 @@ def test_a_disk_that_is_nearly_full_is_told(tmp_path, gib, severity):
     assert of(found, "disk")[0].severity == severity
 
 
-def test_an_endpoint_that_does_not_listen_is_told():
+def test_silent_endpoint_is_an_error():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
@@ -221,7 +217,7 @@ def test_an_endpoint_that_does_not_listen_is_told():
         assert worst(check_endpoints([url])) == "ok"
 
 
-def test_endpoints_that_do_not_answer_are_waited_for_together(monkeypatch):
+def test_endpoints_are_tried_at_the_same_time(monkeypatch):
     together = threading.Barrier(8)
 
     def silent(address, timeout):
@@ -239,7 +235,7 @@ def test_endpoints_that_do_not_answer_are_waited_for_together(monkeypatch):
 
 @pytest.fixture
 def verifier(tiny_verifier, tmp_path) -> Path:
-    """A copy to spoil."""
+    """A copy that a test may damage."""
     return Path(shutil.copytree(tiny_verifier, tmp_path / "verifier"))
 
 
@@ -248,7 +244,7 @@ def edit(folder: Path, **values) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_a_verifier_that_fits_has_nothing_grave(verifier, tmp_path):
+def test_fitting_verifier_has_notes_at_most(verifier, tmp_path):
     found = check_verifier(config(verifier), tmp_path)
     assert worst(found) in ("ok", "note")
     assert "⟦It is 4.<|im_end|>⟧" in of(found, "chat template")[0].found
@@ -256,7 +252,7 @@ def test_a_verifier_that_fits_has_nothing_grave(verifier, tmp_path):
     assert "padded: 512 rows" in of(found, "vocabulary")[0].found
 
 
-def test_a_verifier_that_is_not_here_yet_is_left_to_the_run(tmp_path):
+def test_missing_verifier_is_a_note_unless_unobtainable(tmp_path):
     assert [f.severity for f in check_verifier(config(), tmp_path)] == ["note"]
     found = check_verifier(config("package:no-such-package"), tmp_path)
     assert [f.severity for f in found] == ["error"]
@@ -271,14 +267,14 @@ def test_a_verifier_that_is_not_here_yet_is_left_to_the_run(tmp_path):
         ({"drafters": {"base": {"vocabulary": 5000}}}, "drafters.base.vocabulary"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_an_error(verifier, tmp_path, sections, text):
+def test_configuration_that_does_not_fit_is_an_error(verifier, tmp_path, sections, text):
     found = check_verifier(config(verifier, **sections), tmp_path)
     errors = [f for f in found if f.severity == "error"]
     assert len(errors) == 1
     assert text in errors[0].found + errors[0].meaning
 
 
-def test_a_quantised_or_missing_lm_head_is_an_error(verifier, tmp_path):
+def test_quantised_or_missing_lm_head_is_an_error(verifier, tmp_path):
     edit(verifier, tie_word_embeddings=False)
     (error,) = of(check_verifier(config(verifier), tmp_path), "lm_head")
     assert (error.severity, error.found) == ("error", "not in the weights")
@@ -293,7 +289,7 @@ def test_a_quantised_or_missing_lm_head_is_an_error(verifier, tmp_path):
     assert (fine.severity, fine.found) == ("ok", "lm_head.weight BF16")
 
 
-def test_weights_that_are_cut_short_are_told_from_their_header(verifier, tmp_path):
+def test_truncated_weights_are_found_by_their_header(verifier, tmp_path):
     path = verifier / "model.safetensors"
     whole = path.read_bytes()
     assert set(tensor_types(verifier).values()) == {"BF16"}
@@ -303,7 +299,7 @@ def test_weights_that_are_cut_short_are_told_from_their_header(verifier, tmp_pat
     assert "fetch it again" in of(check_verifier(config(verifier), tmp_path), "weights")[0].found
 
 
-def test_remote_code_rope_and_kinds_of_attention_are_named(verifier, tmp_path):
+def test_remote_code_and_rope_are_reported(verifier, tmp_path):
     edit(
         verifier,
         auto_map={"AutoConfig": "configuration_x.XConfig"},
@@ -317,7 +313,7 @@ def test_remote_code_rope_and_kinds_of_attention_are_named(verifier, tmp_path):
     assert of(found, "remote code")[0].severity == "error"
 
 
-def test_a_chat_template_that_cannot_be_told_apart_is_an_error(verifier, tmp_path):
+def test_unverifiable_chat_template_is_an_error(verifier, tmp_path):
     (verifier / "chat_template.jinja").write_text("{% for m in messages %}x{% endfor %}")
     (error,) = of(check_verifier(config(verifier), tmp_path), "chat template")
     assert error.severity == "error"
@@ -337,7 +333,7 @@ def run(*arguments, **options):
     )
 
 
-def test_the_command_tells_by_its_exit_status_and_as_json(tmp_path):
+def test_command_reports_by_exit_status_and_json(tmp_path):
     done = run("--json", "--config", '{"samples": {"max_lenght": 5}}', "--store", str(tmp_path))
     assert done.returncode == 1
     (error,) = [f for f in json.loads(done.stdout) if f["severity"] == "error"]
@@ -354,7 +350,7 @@ def test_this_environment_passes(tiny_verifier, tmp_path):
     assert {"versions", "imports", "gpu", "disk", "verifier"} <= {f["check"] for f in found}
 
 
-def test_a_run_with_an_error_starts_nothing(project):
+def test_run_with_an_error_starts_nothing(project):
     for path in (project.folder / "scripts").glob("*.py"):
         status = 1 if path.name == "check_run.py" else 0
         path.write_text(f"print('{path.stem} ran')\nraise SystemExit({status})\n")
