@@ -20,7 +20,7 @@ ENGINE = {
 }
 
 
-def parser(description: str, samples: int) -> argparse.ArgumentParser:
+def parser(description: str, samples: int | None) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--samples", type=int, default=samples)
     arguments.add_argument("--max-length", type=int, default=1024, help="tokens a sample")

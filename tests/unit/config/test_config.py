@@ -136,7 +136,7 @@ def test_every_key_is_described():
     sections(Config)
 
 
-def test_the_reference_of_the_configuration_is_up_to_date():
+def test_readme_tables_are_current():
     text = (ROOT / "config/README.md").read_text()
     assert describe_config() in text, "run `python scripts/describe_config.py`"
 
