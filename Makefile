@@ -6,7 +6,7 @@
 #   make run CONFIG=my.yaml PROFILE=profiles/slurm   jobs on a cluster (docs/slurm.md), or gpu8
 #   make status STATUS_ARGS=--watch
 #   make plan PLAN_ARGS="--hardware h200-8"   another machine of config/hardware.yaml
-#   make test PYTEST_ARGS="-k shards -x"
+#   make test PYTEST_ARGS="-k shards -x"     (-n 0: in one process, for a debugger)
 
 CONFIG ?=
 PYTEST_ARGS ?=
@@ -73,7 +73,7 @@ inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder
 		--verifier $(or $(VERIFIER),$(firstword $(wildcard $(STORE)/verifiers/*)))
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
-	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 test-slurm: $(DEV_READY) ## only the tests on a Slurm of one node (as root installs slurm-wlm and munge)
 	@.venv/bin/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)
@@ -91,8 +91,7 @@ lint: $(DEV_READY) ## check style, types, imports and spelling
 		'variable ([A-Z_]*SETTINGS|SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG|MAX_GIB|SUPERVISE|rule) |variable (PATH|HF_HUB|AERIE_)|Mixed rules|is a prefix of'
 
 docs: $(DEV_READY) ## build the documentation as a website in site/, its links checked
-	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
-	@echo "site/README.html"
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 # Each prints a table and writes results/benchmarks/<name>.json; those that miss a target are
 # listed at the end.

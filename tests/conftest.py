@@ -19,6 +19,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def kind(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests stay together when several processes run them (`--dist loadgroup`).
+
+    Those that start an engine run one after the other, or they would wait for each other's cores
+    and memory; they take longest, so they are handed out first. The others stay with their module,
+    whose fixtures are then made once.
+    """
+    order = ["engine", "slurm", "workflow", "unit"]
+    items.sort(key=lambda item: order.index(kind(item)))
+    for item in items:
+        group = "engine" if kind(item) in ("engine", "slurm") else item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def tiny_verifier(tmp_path_factory) -> Path:
     return make_verifier(tmp_path_factory.mktemp("verifier") / "tiny-llama")
