@@ -6,7 +6,7 @@
 #   make run CONFIG=my.yaml PROFILE=profiles/slurm   jobs on a cluster (docs/slurm.md), or gpu8
 #   make status STATUS_ARGS=--watch
 #   make plan PLAN_ARGS="--hardware h200-8"   another machine of config/hardware.yaml
-#   make test PYTEST_ARGS="-k shards -x"
+#   make test PYTEST_ARGS="-k shards -x"     (-n 0: in one process, for a debugger)
 
 CONFIG ?=
 PYTEST_ARGS ?=
@@ -34,7 +34,7 @@ DEV_READY := .venv/dev.stamp
 WHERE := $(if $(PROFILE),--workflow-profile $(PROFILE),--cores all)
 snakemake := .venv/bin/snakemake $(if $(CONFIG),--configfile $(CONFIG)) $(SNAKEMAKE_ARGS)
 
-.PHONY: help env demo run resume check inspect plan status test test-slurm lint bench lock
+.PHONY: help env demo run resume check inspect plan status test test-slurm lint docs bench lock
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -73,25 +73,32 @@ inspect: $(ENV_READY) ## look at samples in colour (RECORDS=file VERIFIER=folder
 		--verifier $(or $(VERIFIER),$(firstword $(wildcard $(STORE)/verifiers/*)))
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'" for the quick ones)
-	@.venv/bin/python -m pytest $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 test-slurm: $(DEV_READY) ## only the tests on a Slurm of one node (as root installs slurm-wlm and munge)
 	@.venv/bin/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)
 
-lint: $(DEV_READY) ## check style: ruff, snakefmt, snakemake --lint
+lint: $(DEV_READY) ## check style, types, imports and spelling
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/snakefmt --check Snakefile rules
+	.venv/bin/mypy
+	PYTHONPATH=scripts .venv/bin/lint-imports
+	.venv/bin/codespell
 	@# Not followed: constants in shell lines (one script a rule, the same folders everywhere),
 	@# helpers beside the rules they serve, a folder param beside the files in it, PATH.
 	@! $(snakemake) --lint 2>&1 | grep '^    \* ' | grep -vE \
-		'variable (SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG|MAX_GIB|SUPERVISE|rule) |variable (PATH|HF_HUB|AERIE_)|Mixed rules|is a prefix of'
+		'variable ([A-Z_]*SETTINGS|SCRIPTS|STORE|CHECKED|ENDPOINTS|ENGINE|CAPTURE|CONFIG|MAX_GIB|SUPERVISE|rule) |variable (PATH|HF_HUB|AERIE_)|Mixed rules|is a prefix of'
 
-# Each prints a table and writes results/benchmarks/<name>.json.
+docs: $(DEV_READY) ## build the documentation as a website in site/, its links checked
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+# Each prints a table and writes results/benchmarks/<name>.json; those that miss a target are
+# listed at the end.
 BENCHMARKS := matmul pack_states write_states read_states pack_samples load_samples extract_states \
 	one_pass resume_states collect_prompts dry_run_scale plan_against_run supervisor_overhead
 bench: $(ENV_READY) ## run the benchmarks (BENCHMARKS="matmul pack_states" for some)
-	@for name in $(BENCHMARKS); do .venv/bin/python benchmarks/$$name.py || exit; done
+	@.venv/bin/python benchmarks/run_all.py $(BENCHMARKS)
 
 # Resolves under the Python each lock is for; takes minutes. LOCKS="cpu dev" for some.
 PYTHON311 ?= python3.11

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from targets import add_targets
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "benchmarks"
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -14,10 +16,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 def record(name: str, rows: list[dict[str, Any]], **machine: Any) -> Path:
     """Print `rows` as a table and write them to results/benchmarks/<name>.json.
 
-    `machine`: what else the figures depend on (model, inputs, settings, versions).
+    Rows that must reach something get it as `target` (targets.py). `machine`: what else the
+    figures depend on (model, inputs, settings, versions).
     """
     from aerie.common.files import write_json
 
+    add_targets(name, rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = [columns, *([_text(row.get(key, "")) for key in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]

@@ -35,7 +35,7 @@ def extraction_settings(engine: dict[str, Any], max_length: int, **hidden_states
     return sections_json(config, "hidden_states", "samples", "engine", "verifier")
 
 
-def parser(description: str, samples: int) -> argparse.ArgumentParser:
+def parser(description: str, samples: int | None) -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--samples", type=int, default=samples)
     arguments.add_argument("--max-length", type=int, default=1024, help="tokens a sample")

@@ -9,6 +9,7 @@ Shapes are those of the demo's verifier (width 576 to 1,536) at 1, 64 and 1,024 
 import time
 
 import torch
+from common import record
 
 
 def measure(tokens: int, dtype: torch.dtype, repeats: int = 20) -> float:
@@ -22,8 +23,8 @@ def measure(tokens: int, dtype: torch.dtype, repeats: int = 20) -> float:
 
 
 if __name__ == "__main__":
-    print(f"bf16 arithmetic: {torch.ops.mkldnn._is_mkldnn_bf16_supported()}")
-    print(f"{'tokens':>8} {'float32':>9} {'bf16':>9} {'ratio':>7}")
+    rows = []
     for tokens in (1, 64, 1024):
         full, half = measure(tokens, torch.float32), measure(tokens, torch.bfloat16)
-        print(f"{tokens:>8} {full:>9.1f} {half:>9.1f} {full / half:>7.1f}")
+        rows.append({"tokens": tokens, "float32": full, "bf16": half, "ratio": half / full})
+    record("matmul", rows, bf16_arithmetic=torch.ops.mkldnn._is_mkldnn_bf16_supported())

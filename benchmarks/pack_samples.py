@@ -1,32 +1,30 @@
 #!/usr/bin/env python3
 """Padding of training sequences: speculators' packing and ours, of the same lengths.
 
-python benchmarks/pack_samples.py CONVERSATIONS.jsonl TOKENIZER_FOLDER
+Lengths are those of ShareGPT conversations as the verifier's chat template renders them. Shards
+are groups of 64.
 
-CONVERSATIONS: ShareGPT lines (`conversations` of `from` and `value`). Shards are groups of 64.
+    python benchmarks/pack_samples.py
 """
 
-import json
-import sys
 import time
 import warnings
 from pathlib import Path
 
+import extraction_inputs as inputs
 import numpy as np
 from common import record
 
-ROLES = {"human": "user", "gpt": "assistant"}
-
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
+    args = inputs.parser(__doc__.splitlines()[0], None).parse_args()
     from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
     from aerie.drafter.packing import pack_epoch, padding_share
 
     warnings.simplefilter("ignore")  # that long samples are truncated
-    tokens = count_tokens(Path(sys.argv[1]), Path(sys.argv[2]))
+    folder = Path(inputs.verifier(args.source)["path"])
+    tokens = count_tokens(args.conversations, folder, args.samples)
     rows = []
     for capacity in (1024, 2048):
         lengths = np.minimum(tokens - 1, capacity)
@@ -58,16 +56,15 @@ def main() -> None:
     record("pack_samples", rows, samples=len(tokens), longer_than_1024=int((tokens > 1025).sum()))
 
 
-def count_tokens(conversations: Path, folder: Path) -> np.ndarray:
+def count_tokens(conversations: Path, folder: Path, limit: int | None) -> np.ndarray:
     """Length of each conversation as the folder's chat template renders it, int [N]."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = []
-    for line in conversations.read_text(encoding="utf-8").splitlines():
-        turns = json.loads(line)["conversations"]
-        messages = [{"role": ROLES.get(t["from"], t["from"]), "content": t["value"]} for t in turns]
-        texts.append(tokenizer.apply_chat_template(messages, tokenize=False))
+    texts = [
+        tokenizer.apply_chat_template(messages, tokenize=False)
+        for messages in inputs.records(conversations)[:limit]
+    ]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return np.array([len(ids) for ids in encoded])
 

@@ -1,4 +1,4 @@
-"""Fixtures and settings of all tests."""
+"""Fixtures and settings of all tests, and how they are divided among processes."""
 
 import os
 import signal
@@ -12,11 +12,47 @@ from support.project import Project
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# The check at the start of a run would cost each test its imports.
+# The check before a run would cost each test its imports.
 os.environ.setdefault("AERIE_UNCHECKED", "1")
-# A shell that starts the tests in the background has SIGINT ignored, and jobs would inherit that.
+# A shell that starts the tests in the background ignores SIGINT, and jobs would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+ORDER = ["engine", "slurm", "workflow", "unit"]
+"""Folders of the tests, those that take longest first."""
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def kind(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Decide which tests stay together when several processes run them (`--dist loadgroup`).
+
+    Tests that start an engine run one after the other, because two engines would compete for cores
+    and memory. Those on Slurm mostly wait. All others stay with their module, so that its fixtures
+    are made once.
+    """
+    items.sort(key=lambda item: ORDER.index(kind(item)))
+    for item in items:
+        whole = kind(item) in ("engine", "slurm")
+        item.add_marker(pytest.mark.xdist_group(kind(item) if whole else item.path.stem))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give each of several test processes cores of its own, and so its children.
+
+    An engine whose threads share a core with another test waits for them at every step. Slurm
+    needs all cores, since it counts them.
+    """
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    own = CORES[number::count] if kind(item) != "slurm" else CORES
+    os.sched_setaffinity(0, own or CORES)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
-"""Faults forced upon the real jobs: seen, explained, ended with nothing left, and gone on from.
+"""Faults forced on the real jobs: each is noticed and explained, leaves no process, and the next
+run continues.
 
-What is broken is a copy of the workflow: code is added to the end of a module of the copy.
+A copy of the workflow is broken by adding code to the end of one of its modules.
 """
 
 import json
@@ -58,7 +59,7 @@ Recorder.emit = endless_loop
 
 
 class Faulty:
-    """A project whose samples are there; drafters `nan`, `loop` and `stop` are to be trained."""
+    """A project with tokenized samples and three drafters to train: `nan`, `loop` and `stop`."""
 
     def __init__(self, folder: Path, verifier: Path):
         self.project = Project(folder)
@@ -68,7 +69,7 @@ class Faulty:
         values = configuration(verifier, "f", generation={"capture": False})
         base = {**values["drafters"]["base"], "epochs": 1, "checkpoint_share": 0.1}
         values["drafters"] = {n: {**base, "seed": i} for i, n in enumerate(("nan", "loop", "stop"))}
-        values["watch"] = {"stall_seconds": 12, "stall_gaps": 5, "grace_seconds": 5}
+        values["watch"] = {"stall_seconds": 12, "grace_seconds": 5}
         values["watch"]["min_free_gib"] = 0
         (self.folder / "config/config.yaml").write_text(yaml.safe_dump(values))
         self.mark = f"aerie-faults-{os.getpid()}"
@@ -115,7 +116,7 @@ class Faulty:
             path.replace(path.with_suffix(".py"))
 
     def nothing_left(self) -> None:
-        """No process outlives its run; a moment is given to those that end."""
+        """No process outlives its run; those that are ending get a moment."""
         wait_until(lambda: not marked_processes(self.mark), "processes are left")
 
     # Extraction
@@ -124,13 +125,13 @@ class Faulty:
         return set((self.folder / "results/store/hidden_states").glob("*/*.safetensors"))
 
     def forget_shards(self) -> None:
-        """Leave two shards, so that there is work, and something to go on from."""
+        """Leave two shards, so that there is something to resume from and something to do."""
         (self.folder / LANE).unlink(missing_ok=True)
         for path in sorted(self.shards())[2:]:
             path.unlink()
 
     def extract_the_rest(self) -> dict:
-        """The next run; the lane's manifest, after a look that nothing was done twice."""
+        """Run again and return the lane's manifest, after checking that nothing was done twice."""
         before = {path: path.stat().st_mtime_ns for path in self.shards()}
         assert before, "no shard was kept"
         self.succeed(LANE)
@@ -201,11 +202,11 @@ def test_a_disk_that_fills_up(faulty):
     store = faulty.folder / "results/store/hidden_states"
     kept = faulty.folder / "kept"
     script = 'cp -r "$1" "$2" && mount -t tmpfs -o size=12m small "$1" && cp -r "$2"/. "$1"; shift'
-    # There is room when the lane begins; somebody else takes it after the first shard.
+    # There is room when the lane begins; another process takes it after the first shard.
     script += '; count() { find "$STORE" -name "*.safetensors" | wc -l; }; before=$(count)'
     script += '; (until [ "$(count)" -gt $before ]; do sleep 0.02; done'
     script += '; cat /dev/zero >"$STORE/other" 2>/dev/null) &'
-    # What it wrote must outlast the mount, to be gone on from.
+    # What it wrote must outlast the mount, so that the next run can continue.
     script += ' "${@:2}"; status=$?; rm "$STORE/other"; cp -r "$STORE"/. "$1"; exit $status'
     done = subprocess.run(
         ["unshare", "-Urm", "bash", "-c", script, "-", store, kept, *faulty.command(LANE)],
@@ -241,7 +242,7 @@ def wait(process: subprocess.Popen, condition, timeout: float = 240) -> None:
     end = time.time() + timeout
     while not condition():
         assert process.poll() is None, process.communicate()[0]
-        assert time.time() < end, "what was waited for did not come"
+        assert time.time() < end, "the expected state was not reached in time"
         time.sleep(0.02)
 
 
@@ -250,7 +251,7 @@ def target(name: str) -> str:
 
 
 def train_the_rest(faulty, name: str) -> None:
-    """The next run goes on from a checkpoint, and every step is there once."""
+    """The next run continues from a checkpoint, and every step is there once."""
     faulty.succeed(target(name))
     assert "Resuming" in faulty.log(f"train_drafter/{name}")
     lines = [json.loads(x) for x in (faulty.folder / target(name)).read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""docs/reruns.md against Snakemake: every row of its tables is tried with a dry run."""
+"""docs/reruns.md against Snakemake: a dry run for every row of its tables."""
 
 import contextlib
 import re
@@ -135,8 +135,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
 }
 
-# What can be done to the files. Each takes the project's folder and gives back the arguments of
-# the dry run; what it changed is put back from a copy afterwards.
+# Changes to files. Each takes the project's folder and may return configuration for the dry run;
+# the folder is restored from a copy afterwards.
 KINDS: dict[str, Any] = {}
 
 
@@ -309,7 +309,7 @@ def rules(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Iterator[Project]:
-    """A project in which everything seems to have run, its verifier in a folder."""
+    """A project in which everything seems to have run, with its verifier in a folder."""
     project = Project(tmp_path_factory.mktemp("reruns") / "project")
     for path in (project.folder / "scripts").glob("*.py"):
         if path.name != "supervise.py":
@@ -332,7 +332,7 @@ def put_back(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Emptied, not replaced: the process that makes the dry runs stands in it.
+        # Emptied, not replaced: it is the working directory of the process that makes the dry runs.
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         before = folder.with_name("as it was")
@@ -353,32 +353,32 @@ def keys(model: type[Section], prefix: str = "") -> Iterator[str]:
         yield from keys(Source, "corpus.sources.")
 
 
-def test_the_table_has_every_key_and_nothing_else():
+def test_table_has_every_key_and_nothing_else():
     assert sorted(table("Configuration")) == sorted(keys(Config))
     assert sorted(CHANGES) == sorted(keys(Config))
 
 
-def test_the_table_has_every_kind_of_change():
+def test_table_has_every_kind_of_change():
     assert sorted(table("Files")) == sorted(KINDS)
 
 
 @pytest.mark.parametrize("key", CHANGES)
-def test_a_changed_key(finished, tmp_path, key):
+def test_changed_key_runs_what_the_table_says(finished, tmp_path, key):
     over = tmp_path / "over.yaml"
     over.write_text(yaml.safe_dump(CHANGES[key]))
     assert finished.planned("--configfile", str(over)) == table("Configuration")[key]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_changed_file(finished, tmp_path, name):
-    assert finished.planned() == set(), "something of the case before was left"
+def test_changed_file_runs_what_the_table_says(finished, tmp_path, name):
+    assert finished.planned() == set(), "the case before left something behind"
     with put_back(finished.folder):
         over = tmp_path / "over.yaml"
         over.write_text(yaml.safe_dump(KINDS[name](finished.folder) or {}))
         assert finished.planned("--configfile", str(over)) == table("Files")[name]
 
 
-def test_a_moved_project_is_still_finished(finished, tmp_path):
+def test_moved_project_is_still_finished(finished, tmp_path):
     moved = tmp_path / "moved"
     shutil.copytree(finished.folder, moved, symlinks=True)
     here = Project.__new__(Project)
@@ -387,7 +387,7 @@ def test_a_moved_project_is_still_finished(finished, tmp_path):
     here.close()
 
 
-def test_values_exchanged_between_two_keys_are_noticed(finished, tmp_path):
+def test_values_swapped_between_two_keys_are_noticed(finished, tmp_path):
     """Snakemake compares the set of a rule's values, without names."""
     over = tmp_path / "over.yaml"
     over.write_text(yaml.safe_dump({"evaluation": {"max_tokens": 40, "max_prompts": 96}}))

@@ -1,6 +1,6 @@
-"""The configuration: its keys, types, units, defaults and the checks that need no model.
+"""The configuration: keys, types, units, defaults, and the checks that need no model.
 
-One module a section. `config/README.md` and `config/schema.json` are generated from them.
+One module for each section. `config/README.md` and `config/schema.json` are generated from them.
 """
 
 from aerie.config.corpus import Corpus, Source

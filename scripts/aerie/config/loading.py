@@ -1,4 +1,4 @@
-"""Reading the configuration: files laid over each other, faults explained in one line each."""
+"""Reading the configuration: merging files, explaining each fault in one line."""
 
 import difflib
 import json
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from aerie.common.describe import leaves
 from aerie.common.errors import InputError
@@ -37,10 +36,10 @@ REMOVED = {
 
 
 def read_config(over: list[Path]) -> dict[str, Any]:
-    """The values of config/config.yaml with those of other files laid over them key by key, as
-    Snakemake does.
+    """The values of config/config.yaml, with other files laid over it key by key as Snakemake
+    does.
 
-    Raises `InputError` for a file that is not there or holds no table.
+    Raises `InputError` for a file that does not exist or does not hold a table.
     """
     values: dict[str, Any] = {}
     for path in [DEFAULT_CONFIG, *over]:
@@ -67,8 +66,8 @@ def _lay_over(values: dict[str, Any], more: dict[str, Any]) -> None:
 def load_config(values: dict[str, Any]) -> Config:
     """Check `values` (as read from YAML) and fill in defaults.
 
-    Raises `InputError` with one line a fault: the key's full name, what was found, what was
-    expected, and the nearest known key for an unknown one.
+    Raises `InputError` with one line for each fault: the key's full name, what was found, what
+    was expected, and for an unknown key the nearest known one.
     """
     try:
         return Config.model_validate(values)
@@ -76,7 +75,7 @@ def load_config(values: dict[str, Any]) -> Config:
         lines: dict[str, str] = {}
         for fault in error.errors():
             key, text = _explain(fault)
-            # Of a key that takes one of several types there is a fault a type.
+            # A key that takes several types has one fault for each type.
             lines[key] = (
                 f"{lines[key]} or {text.rpartition('should be ')[2]}" if key in lines else text
             )
@@ -86,9 +85,9 @@ def load_config(values: dict[str, Any]) -> Config:
 
 
 def check_paths(config: Config) -> None:
-    """Raise `InputError`, one line a fault, when files that are not made by the run are not there.
+    """Raise `InputError`, with one line for each, if files that the run needs do not exist.
 
-    Not those of `corpus.sources`, which may be patterns: `reading.expand`.
+    `corpus.sources` may hold patterns and is checked when it is expanded.
     """
     sets = config.evaluation.prompt_sets.items()
     starts = [(n, d.from_checkpoint) for n, d in config.drafters.items() if d.from_checkpoint]
@@ -105,12 +104,12 @@ def check_paths(config: Config) -> None:
         ),
     ]
     if faults:
-        raise InputError("the configuration names what is not there:\n  " + "\n  ".join(faults))
+        raise InputError("the configuration names missing files:\n  " + "\n  ".join(faults))
 
 
-def _explain(fault: dict[str, Any]) -> tuple[str, str]:
+def _explain(fault: ErrorDetails) -> tuple[str, str]:
     """Full name of the key, and the line about it."""
-    # Pydantic adds the type that it tried to the place, and `[key]` to a wrong name in a table.
+    # Pydantic adds the type it tried to the place, and `[key]` to a wrong name in a table.
     place = [
         p
         for p in map(str, fault["loc"])
@@ -158,9 +157,9 @@ def sections_json(config: Config, *sections: str) -> str:
 
 
 def settings_argument(*sections: str) -> Callable[[str], Config]:
-    """An argparse type that parses what `sections_json` made into a `Config`.
+    """An argparse type that parses the output of `sections_json` into a `Config`.
 
-    The sections must be exactly these: one that is left out would silently have its defaults.
+    Exactly these sections must be present: a missing one would silently get its defaults.
     """
 
     def parse(text: str) -> Config:

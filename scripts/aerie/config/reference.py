@@ -1,4 +1,4 @@
-"""The reference of all keys: config/README.md is generated from the sections."""
+"""The reference of all keys in config/README.md, generated from the sections."""
 
 from typing import Any
 

@@ -2,10 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from aerie.config.corpus import Corpus
 from aerie.config.drafter import Drafter
@@ -25,10 +22,10 @@ class Config(Section):
     """The whole configuration."""
 
     run: Name = "demo"
-    """Name of the run; its results lie in `results/<run>/`."""
+    """Name of the run; its results are in `results/<run>/`."""
     store: Folder = "results/store"
-    """Folder of what is kept by content and shared by all runs, also those of other checkouts:
-    answers, hidden states, drafters, measurements. Any file system, with `flock` or without."""
+    """Folder of the store, addressed by content and shared by all runs and checkouts: answers,
+    hidden states, drafters, measurements. On any file system, with or without `flock`."""
     verifier: Verifier = Verifier()
     corpus: Corpus = Corpus()
     self_prompts: SelfPrompts = SelfPrompts()
@@ -44,15 +41,14 @@ class Config(Section):
 
     @property
     def engine_gpus(self) -> int:
-        """GPUs of one engine: none, unless it is divided among some or a drafter is trained on
-        some."""
+        """GPUs of one engine; 0 when neither the engine nor any drafter asks for one."""
         gpus = self.engine.tensor_parallel_size
         return gpus if gpus > 1 or any(d.gpus for d in self.drafters.values()) else 0
 
     @model_validator(mode="before")
     @classmethod
     def _null_removes(cls, data: Any) -> Any:
-        """A configuration laid over another one removes an entry of a table with null."""
+        """In a configuration laid over another, null removes an entry of a table."""
         if not isinstance(data, dict):
             return data
         data = dict(data)

@@ -6,11 +6,11 @@ from aerie.config import Config, check_paths, describe_config, load_config, read
 from support.paths import ROOT
 
 
-def test_the_demo_s_configuration_is_valid():
+def test_demo_configuration_is_valid():
     assert load_config(yaml.safe_load((ROOT / "config/config.yaml").read_text())).run == "demo"
 
 
-def test_an_exponent_without_a_point_is_a_number():
+def test_exponent_without_a_point_is_a_number():
     # YAML 1.1 reads 1e-4 as text.
     values = yaml.safe_load("drafters: {a: {learning_rate: 1e-4}}")
     assert load_config(values).drafters["a"].learning_rate == 1e-4
@@ -41,7 +41,7 @@ def test_an_exponent_without_a_point_is_a_number():
         ({"engine": None}, "engine: found None"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_key(values, expected):
+def test_wrong_value_is_reported_with_its_key(values, expected):
     with pytest.raises(InputError) as error:
         load_config(values)
     assert expected in str(error.value)
@@ -60,32 +60,32 @@ def test_a_wrong_value_is_named_with_its_key(values, expected):
         ),
     ],
 )
-def test_a_wrong_type_is_told_once(values, expected):
+def test_wrong_type_is_reported_once(values, expected):
     with pytest.raises(InputError) as error:
         load_config(values)
     assert str(error.value).splitlines()[1:] == [f"  {expected}"]
 
 
-def test_all_faults_are_told_at_once():
+def test_all_faults_are_reported_together():
     with pytest.raises(InputError) as error:
         load_config({"engin": {}, "generation": {"max_tokens": 0}})
     assert "engin:" in str(error.value)
     assert "generation.max_tokens" in str(error.value)
 
 
-def test_null_from_the_command_line_is_null():
+def test_null_text_from_the_command_line_is_null():
     # snakemake --config 'corpus={limit: null}' arrives as text.
     assert load_config({"corpus": {"limit": "null"}}).corpus.limit is None
 
 
-def test_null_removes_an_entry_of_a_table():
+def test_null_removes_a_table_entry():
     over = {"drafters": {"base": None, "mine": {}}, "evaluation": {"prompt_sets": {"b": None}}}
     found = load_config(over)
     assert list(found.drafters) == ["mine"]
     assert found.evaluation.prompt_sets == {}
 
 
-def test_the_readme_s_own_model_is_not_run_with_the_demo_s_cuts(tmp_path):
+def test_readme_example_resets_the_demo_limits(tmp_path):
     text = (ROOT / "README.md").read_text()
     mine = tmp_path / "mine.yaml"
     mine.write_text(text.split("```yaml\n")[1].split("```")[0])
@@ -103,7 +103,7 @@ def test_the_readme_s_own_model_is_not_run_with_the_demo_s_cuts(tmp_path):
     ("text", "message"),
     [("- a\n", "expected a table"), ("a: [", "not readable as YAML"), (None, "No such file")],
 )
-def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text, message):
+def test_unreadable_configuration_is_named(tmp_path, text, message):
     path = tmp_path / "mine.yaml"
     if text is not None:
         path.write_text(text)
@@ -111,7 +111,7 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path, text, message):
         read_config([path])
 
 
-def test_files_that_are_not_there_are_named_with_their_keys(tmp_path):
+def test_missing_files_are_reported_with_their_keys(tmp_path):
     there = tmp_path / "quiz.jsonl"
     there.write_text("{}")
     config = load_config(
@@ -128,7 +128,7 @@ def test_files_that_are_not_there_are_named_with_their_keys(tmp_path):
     ]
 
 
-def test_every_key_is_described():
+def test_every_key_has_a_description():
     def sections(model):
         for name, field in model.model_fields.items():
             assert (
@@ -140,7 +140,7 @@ def test_every_key_is_described():
     sections(Config)
 
 
-def test_the_reference_of_the_configuration_is_up_to_date():
+def test_readme_tables_are_current():
     text = (ROOT / "config/README.md").read_text()
     assert describe_config() in text, "run `python scripts/describe_config.py`"
 
