@@ -38,7 +38,7 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     from aerie.common.files import write_json
     from aerie.samples.tokenize import TokenizedSample, describe_shard, write_samples
     from aerie.states.shard import group_records
-    from aerie.verifier.checkpoint import describe_verifier
+    from aerie.verifier.fingerprint import describe_verifier
 
     chance = random.Random(0)
     rows = []
@@ -50,7 +50,7 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     write_samples(folder / "samples", rows)
     shards = [describe_shard("train", [rows[i] for i in g]) for g in groups]
     write_json(folder / "shards", {"shards": shards})
-    write_json(folder / "verifier", describe_verifier(model, str(model), False))
+    describe_verifier(model, str(model)).write(folder / "verifier")
     command = [sys.executable, ROOT / "scripts" / "extract_hidden_states.py"]
     command += ["--samples", folder / "samples", "--shards", folder / "shards"]
     command += ["--verifier", folder / "verifier", "--layer-ids", "[1, 2, 4]"]

@@ -99,7 +99,7 @@ def resume(folder: Path, rows, store, shards) -> dict:
         [
             sys.executable,
             "-c",
-            "import aerie.extraction.lane, aerie.samples.tokenize, aerie.verifier.checkpoint",
+            "import aerie.extraction.lane, aerie.samples.tokenize, aerie.verifier.compatibility",
         ],
         check=True,
         env={"PYTHONPATH": str(ROOT / "scripts")},
@@ -120,7 +120,7 @@ def main() -> None:
     args = parser.parse_args()
     from aerie.extraction.lane import LaneWork
     from aerie.states.shard import Convention, Store
-    from aerie.verifier.checkpoint import resolve_layer_ids
+    from aerie.verifier.compatibility import resolve_layer_ids
 
     ids = tuple(resolve_layer_ids(None, LAYERS))
     rows = made_up(args.samples)

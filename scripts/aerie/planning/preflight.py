@@ -28,13 +28,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from aerie.common.devices import visible_handles
 from aerie.common.errors import InputError
 from aerie.common.files import read_json
-from aerie.verifier.checkpoint import (
-    WEIGHT_PATTERNS,
-    check_config,
-    find_verifier,
-    resolve_layer_ids,
-    text_config,
-)
+from aerie.verifier.checkpoint import WEIGHT_PATTERNS, find_verifier, text_config
+from aerie.verifier.compatibility import Misfit, check_config, resolve_layer_ids
+from aerie.verifier.fingerprint import Sizes
 from aerie.watching.triage import Catalogue, triage
 
 SEVERITIES = ("ok", "note", "warning", "error")
@@ -544,16 +540,11 @@ def _check_remote_code(raw: dict[str, Any], trusted: bool) -> list[Finding]:
 
 
 def _check_fit(config: Any, text: Any) -> list[Finding]:
-    described = {
-        "num_layers": text.num_hidden_layers,
-        "vocab_size": text.vocab_size,
-        "max_length": text.max_position_embeddings,
-    }
+    sizes = Sizes(text.num_hidden_layers, text.vocab_size, text.max_position_embeddings)
     try:
-        check_config(config, described)
-    except InputError as error:
-        lines = str(error).split("\n  ")
-        return [Finding("configuration", "error", line) for line in lines[1:] or lines]
+        check_config(config, sizes)
+    except Misfit as error:
+        return [Finding("configuration", "error", fault) for fault in error.faults]
     ids = resolve_layer_ids(config.hidden_states.layer_ids, text.num_hidden_layers)
     size = len(ids) * text.hidden_size * 2
     return [
