@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Padding of training sequences: speculators' packing and ours, of the same lengths.
 
-python benchmarks/pack_samples.py CONVERSATIONS.jsonl TOKENIZER_FOLDER
+python benchmarks/pack_samples.py [CONVERSATIONS.jsonl TOKENIZER_FOLDER]
 
-CONVERSATIONS: ShareGPT lines (`conversations` of `from` and `value`). Shards are groups of 64.
+CONVERSATIONS: ShareGPT lines (`conversations` of `from` and `value`). Without it: 10,000 random
+lengths distributed like those of real conversations. Shards are groups of 64.
 """
 
 import json
@@ -19,14 +20,14 @@ ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (1, 3):
         sys.exit(__doc__)
     from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 
     from aerie.drafter.packing import pack_epoch, padding_share
 
     warnings.simplefilter("ignore")  # that long samples are truncated
-    tokens = count_tokens(Path(sys.argv[1]), Path(sys.argv[2]))
+    tokens = count_tokens(*map(Path, sys.argv[1:])) if len(sys.argv) == 3 else random_lengths()
     rows = []
     for capacity in (1024, 2048):
         lengths = np.minimum(tokens - 1, capacity)
@@ -56,6 +57,12 @@ def main() -> None:
                     }
                 )
     record("pack_samples", rows, samples=len(tokens), longer_than_1024=int((tokens > 1025).sum()))
+
+
+def random_lengths() -> np.ndarray:
+    """Median 190 tokens, 1 % above 800, int [10,000]."""
+    drawn = np.random.default_rng(0).lognormal(5.25, 0.62, 10_000)
+    return np.clip(drawn, 20, 4096).astype(int)
 
 
 def count_tokens(conversations: Path, folder: Path) -> np.ndarray:

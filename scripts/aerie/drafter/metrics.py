@@ -14,7 +14,7 @@ class MetricsLine(Record):
     """A line of `metrics.jsonl`: a training step or a validation. Absent keys are not written."""
 
     step: int
-    """Training steps before this one; of a validation, the last step before it."""
+    """Training steps before it."""
     epoch: int
     """Number of the epoch, from 0."""
     loss: float

@@ -53,7 +53,7 @@ class Recorder(logging.Handler):
         found = message["val" if validation else "train"]
         values = {k.removesuffix("_epoch"): v for k, v in found.items()}
         line = MetricsLine(
-            step=message.get("global_step", getattr(record, "step", None)),
+            step=message["global_step"] if "global_step" in message else record.__dict__["step"],
             epoch=message["epoch"],
             loss=values["loss"],
             accuracy=_by_step(values, "full_acc_"),
