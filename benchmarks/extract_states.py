@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--side", choices=["ours", "upstream"], help="one side; prints JSON")
     args = parser.parse_args()
     verifier = inputs.verifier(args.source)
-    from aerie.verifier.checkpoint import resolve_layer_ids
+    from aerie.verifier.compatibility import resolve_layer_ids
 
     layer_ids = resolve_layer_ids(None, verifier["num_layers"])
     rows = inputs.rows(verifier, args.conversations, args.samples, args.max_length)

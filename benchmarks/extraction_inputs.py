@@ -46,9 +46,10 @@ def parser(description: str, samples: int | None) -> argparse.ArgumentParser:
 
 def verifier(source: str) -> dict[str, Any]:
     """Fingerprint of the verifier; its checkpoint is made once, in results/store."""
-    from aerie.verifier.checkpoint import describe_verifier, locate_verifier
+    from aerie.verifier.checkpoint import locate_verifier
+    from aerie.verifier.fingerprint import describe_verifier
 
-    return describe_verifier(locate_verifier(source, STORE), source, False)
+    return describe_verifier(locate_verifier(source, STORE), source).as_json()
 
 
 def records(path: Path) -> list[list[dict[str, str]]]:

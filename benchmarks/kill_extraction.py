@@ -40,7 +40,7 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     from aerie.samples.file import TokenizedSample, write_samples
     from aerie.samples.shards import plan_shard
     from aerie.states.ids import group_records
-    from aerie.verifier.checkpoint import describe_verifier
+    from aerie.verifier.fingerprint import describe_verifier
 
     chance = random.Random(0)
     rows = []

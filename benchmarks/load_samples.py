@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How long a training step waits for its data, by the way the samples are read ahead.
+"""How long a training step waits for its data, by how the samples are read ahead.
 
 python benchmarks/load_samples.py [results/demo] [STEPS]
 
-Trains on the states of a finished run, some steps a way, in a process each, taking turns: read
-when the step asks for it, read ahead by a thread (`loader_workers: 0`), by one worker process.
+Trains on the states of a finished run, a few steps per way, each in a process of its own: read when
+the step asks for it, read ahead by a thread (`loader_workers: 0`), or by one worker process.
 """
 
 import json
@@ -27,7 +27,7 @@ def main() -> None:
         print(f"reading {name} …", file=sys.stderr)
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         lines = json.loads(output.rsplit("METRICS", 1)[1])
-        # The first step of an epoch waits for the reading to start, processes for their imports.
+        # The first step of an epoch waits for the reading to start, workers for their imports.
         waited = [x["wait_share"] for x in lines[1:]]
         speeds = [x["tokens_per_second"] for x in lines[1:]]
         rows.append(
@@ -47,40 +47,39 @@ def measure(run: Path, steps: int, workers: int) -> None:
     import numpy as np
     from torch.utils.data import DataLoader
 
-    from aerie.common.files import read_json
     from aerie.common.progress import JobProgress
     from aerie.config import Drafter
-    from aerie.drafter import trainer as training
+    from aerie.drafter.data import ShardLoader, place_samples
+    from aerie.drafter.trainer import run_training
     from aerie.samples.file import read_samples
+    from aerie.states.manifest import LaneManifest
+    from aerie.verifier.fingerprint import read_fingerprint
 
     if workers < 0:
-        training.ShardLoader.__iter__ = DataLoader.__iter__
-    settings = Drafter(ttt_steps=2, sequence_length=1024, epochs=1).model_dump()
-    settings["loader_workers"] = max(0, workers)
+        ShardLoader.__iter__ = DataLoader.__iter__
+    drafter = Drafter(ttt_steps=2, sequence_length=1024, epochs=1, loader_workers=max(0, workers))
     rows = read_samples(run / "samples/samples.parquet")
-    lane = read_json(run / "hidden_states/lane-0.json")
-    found = training.place_samples(rows, [lane], run.parent / "store")
+    lane = LaneManifest.read(run / "hidden_states/lane-0.json")
     wanted = {"train": steps * 1024, "heldout": 1024}
     samples = {}
-    for split, (of_split, places) in found.items():
-        ends = np.cumsum([len(r.input_ids) for r in of_split])
-        count = int(np.searchsorted(ends, wanted[split])) + 1
-        samples[split] = (of_split[:count], places[:count])
+    for split, placed in place_samples(rows, [lane], run.parent / "store").items():
+        ends = np.cumsum([len(p.sample.input_ids) for p in placed])
+        samples[split] = placed[: int(np.searchsorted(ends, wanted[split])) + 1]
     maps = next((run / "vocabulary").iterdir())
     lines = []
     with tempfile.TemporaryDirectory() as folder:
-        training.run_training(
-            settings=settings,
-            verifier=Path(read_json(run / "verifier/fingerprint.json")["path"]),
+        run_training(
+            drafter=drafter,
+            verifier=read_fingerprint(run / "verifier/fingerprint.json").folder,
             verifier_name="verifier",
-            layer_ids=lane["convention"]["layer_ids"][:-1],
+            aux_layer_ids=lane.convention.aux_layer_ids,
             maps=(np.load(maps / "t2d.npy"), np.load(maps / "d2t.npy")),
             samples=samples,
             folder=Path(folder),
             on_step=lines.append,
             progress=JobProgress("train_drafter", 0, "steps"),
         )
-    print("METRICS", json.dumps([x for x in lines if not x.get("validation")]))
+    print("METRICS", json.dumps([x.as_json() for x in lines if not x.validation]))
 
 
 if __name__ == "__main__":

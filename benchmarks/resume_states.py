@@ -109,7 +109,7 @@ def main() -> None:
     from aerie.extraction.work import LaneWork
     from aerie.states.convention import Convention
     from aerie.states.store import Store
-    from aerie.verifier.checkpoint import resolve_layer_ids
+    from aerie.verifier.compatibility import resolve_layer_ids
 
     ids = tuple(resolve_layer_ids(None, LAYERS))
     rows = made_up(args.samples)

@@ -18,7 +18,8 @@ from aerie.common.errors import AerieError
 from aerie.common import versions
 from aerie.common.files import write_json
 from aerie.common.leases import Leases
-from aerie.verifier.checkpoint import check_config, checkpoint_state, find_sizes
+from aerie.verifier.checkpoint import checkpoint_state
+from aerie.verifier.compatibility import check_config, find_sizes
 
 
 def checked(function, *arguments):
@@ -126,16 +127,12 @@ def end_jobs_when_interrupted():
 
 
 FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
-# Named in a shell line and not in `params`: the import checks the configuration against the
-# verifier, but a changed configuration is no reason to import it again. (A rule of its own with
-# `ancient` output would not do: Snakemake 9.27.1 then overlooks changed params further down.)
-CHECKED = json.dumps(CONFIG.model_dump(exclude={"notify"}))
-# As soon as the verifier is on this machine, the same is found before anything runs.
+# Once the verifier is on this machine, a configuration that does not fit it starts nothing.
 if workflow.is_main_process:
     checked(check_paths, CONFIG)
-    verifier = checked(find_sizes, CONFIG.verifier.source, Path("results"), CONFIG.run, Path(STORE))
-    if verifier:
-        checked(check_config, CONFIG, verifier)
+    sizes = checked(find_sizes, CONFIG.verifier.source, Path("results"), CONFIG.run, Path(STORE))
+    if sizes:
+        checked(check_config, CONFIG, sizes)
 ENGINE = as_json(CONFIG.engine)
 # Not among the params: another budget is no reason to run again.
 MAX_GIB = (

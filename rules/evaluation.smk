@@ -1,3 +1,6 @@
+EVALUATION_SETTINGS = sections_json(CONFIG, "evaluation", "samples", "engine", "verifier")
+
+
 rule measure_acceptance:
     input:
         drafter=f"{RUN}/drafters/{{name}}/model",
@@ -19,11 +22,7 @@ rule measure_acceptance:
         mem_mb=scale_with_attempt(ENGINE_MB),
         runtime=scale_with_attempt(LONG),
     params:
-        prompt_sets=[
-            part
-            for name, path in CONFIG.evaluation.prompt_sets.items()
-            for part in ("--prompt-set", f"{name}={path}")
-        ],
+        prompt_sets=[f"{name}={path}" for name, path in CONFIG.evaluation.prompt_sets.items()],
         num_speculative_tokens=CONFIG.evaluation.num_speculative_tokens,
         max_prompts=CONFIG.evaluation.max_prompts,
         max_tokens=CONFIG.evaluation.max_tokens,
@@ -34,12 +33,9 @@ rule measure_acceptance:
         progress=progress_of("measure_acceptance", "{name}"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
-        " python {SCRIPTS}/measure_acceptance.py --drafter {input.drafter}"
-        " --verifier {input.verifier} --heldout {input.heldout} {params.prompt_sets:q}"
-        " --store {STORE} --num-speculative-tokens {params.num_speculative_tokens}"
-        " --max-prompts {params.max_prompts} --max-tokens {params.max_tokens}"
-        " --max-length {params.max_length} --engine {params.engine:q} {params.trust}"
-        " --progress-log {params.progress} --output {output}"
+        " python {SCRIPTS}/measure_acceptance.py --settings {EVALUATION_SETTINGS:q}"
+        " --drafter {input.drafter} --verifier {input.verifier} --heldout {input.heldout}"
+        " --store {STORE} --progress-log {params.progress} --output {output}"
 
 
 rule measure_speed:
@@ -73,9 +69,6 @@ rule measure_speed:
         progress=progress_of("measure_speed", "{name}"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
-        " python {SCRIPTS}/measure_speed.py --drafter {input.drafter} --verifier {input.verifier}"
-        " --heldout {input.heldout} --store {STORE}"
-        " --num-speculative-tokens {params.num_speculative_tokens} --prompts {params.prompts}"
-        " --max-tokens {params.max_tokens} --max-length {params.max_length}"
-        " --concurrency {params.concurrencies} --engine {params.engine:q} {params.trust}"
-        " --progress-log {params.progress} --output {output}"
+        " python {SCRIPTS}/measure_speed.py --settings {EVALUATION_SETTINGS:q}"
+        " --drafter {input.drafter} --verifier {input.verifier} --heldout {input.heldout}"
+        " --store {STORE} --progress-log {params.progress} --output {output}"

@@ -1,3 +1,20 @@
+# All that the verifier has to fit. Not among `params`: a changed configuration is no reason to
+# import the verifier again. (A rule of its own with `ancient` output would not do: Snakemake 9.27.1
+# then overlooks changed params further down.)
+VERIFIER_SETTINGS = sections_json(
+    CONFIG,
+    "verifier",
+    "corpus",
+    "self_prompts",
+    "generation",
+    "samples",
+    "hidden_states",
+    "engine",
+    "drafters",
+    "evaluation",
+)
+
+
 rule import_verifier:
     output:
         FINGERPRINT,
@@ -18,5 +35,5 @@ rule import_verifier:
         version=[versions.VERIFIER_VERSION, versions.TEMPLATE_VERSION],
         trust=trust(),
     shell:
-        "python {SCRIPTS}/import_verifier.py --source {params.source:q} --store {STORE}"
-        " {params.trust} --check {CHECKED:q} --output {output} > {log} 2>&1"
+        "python {SCRIPTS}/import_verifier.py --settings {VERIFIER_SETTINGS:q} --store {STORE}"
+        " --output {output} > {log} 2>&1"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find the verifier's checkpoint (or make it from a packaged GGUF file) and fingerprint it.
+"""Find the verifier's checkpoint (or convert a packaged GGUF file) and fingerprint it.
 
 The configuration is compared with it before anything expensive starts.
 """
@@ -7,36 +7,31 @@ The configuration is compared with it before anything expensive starts.
 from pathlib import Path
 
 from aerie.common import cli
-from aerie.common.errors import InputError
-from aerie.common.files import write_json
-from aerie.config import load_config
-from aerie.planning.preflight.verifier import check_verifier
-from aerie.verifier.checkpoint import check_config, describe_verifier, locate_verifier
+from aerie.config.loading import settings_argument
+from aerie.planning.import_verifier import import_verifier
+
+SECTIONS = (
+    "verifier",
+    "corpus",
+    "self_prompts",
+    "generation",
+    "samples",
+    "hidden_states",
+    "engine",
+    "drafters",
+    "evaluation",
+)
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--source", required=True, help="Hugging Face id, folder or package:NAME")
-    parser.add_argument("--store", type=Path, required=True, help="where a made checkpoint is kept")
-    parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument(
-        "--check", type=cli.json_argument, help="a configuration that has to fit, as JSON"
+        "--settings", type=settings_argument(*SECTIONS), required=True, help="sections, as JSON"
     )
-    parser.add_argument("--output", type=Path, required=True, help="fingerprint.json")
+    parser.add_argument("--store", type=Path, required=True, help="for a converted checkpoint")
+    parser.add_argument("--output", type=Path, required=True, help="fingerprint.json, written")
     args = parser.parse_args()
-    folder = locate_verifier(args.source, args.store)
-    fingerprint = describe_verifier(folder, args.source, args.trust_remote_code)
-    if args.check is not None:
-        config = load_config(args.check)
-        check_config(config, fingerprint)
-        # What `make check` could not look at before the verifier was here.
-        findings = [f for f in check_verifier(config, args.store) if f.severity != "ok"]
-        for found in findings:
-            print(f"{found.severity}: {found.check}: {found.found} {found.meaning} {found.advice}")
-        errors = [f"{f.check}: {f.found}; {f.advice}" for f in findings if f.severity == "error"]
-        if errors:
-            raise InputError("the verifier cannot be used:\n  " + "\n  ".join(errors))
-    write_json(args.output, fingerprint)
+    import_verifier(args.settings, args.store, args.output)
 
 
 if __name__ == "__main__":

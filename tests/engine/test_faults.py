@@ -260,7 +260,7 @@ def train_the_rest(faulty, name: str) -> None:
 
 
 def test_a_trainer_that_loops(faulty):
-    faulty.break_module("drafter/trainer", ENDLESS_LOOP)
+    faulty.break_module("drafter/recorder", ENDLESS_LOOP)
     done = faulty.run(target("loop"))
     assert done.returncode != 0
     status = faulty.status("train_drafter/loop")

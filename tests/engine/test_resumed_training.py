@@ -1,4 +1,4 @@
-"""Training that was killed, gone on from its checkpoint, against one that was not."""
+"""A training that was killed and resumed, against one that was not."""
 
 import json
 
@@ -15,8 +15,11 @@ from pathlib import Path
 if __name__ == "__main__":
     import numpy as np
     import torch
-    from aerie.drafter import trainer as training
     from aerie.config import Drafter
+    from aerie.drafter import trainer as training
+    from aerie.drafter.data import place_samples
+    from aerie.drafter.errors import TrainingFailed
+    from aerie.drafter.metrics import read_metrics
     from aerie.states.convention import Convention
     from aerie.states.shard import Sample
     from aerie.states.store import Store
@@ -67,33 +70,36 @@ if __name__ == "__main__":
     def train(name, kill_at=None, workers=0, before_writing=lambda: None):
         folder = root / name
         folder.mkdir(exist_ok=True)
-        settings = Drafter(
-            sequence_length=64, epochs=2, checkpoint_share=0.3, learning_rate=1e-2
-        ).model_dump()
-        settings["loader_workers"] = workers
+        drafter = Drafter(
+            sequence_length=64,
+            epochs=2,
+            checkpoint_share=0.3,
+            learning_rate=1e-2,
+            loader_workers=workers,
+        )
 
         def on_step(line):
-            if line["step"] == kill_at and not line.get("validation"):
+            if line.step == kill_at and not line.validation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         seen.clear()
         packing = training.run_training(
-            settings=settings,
+            drafter=drafter,
             verifier=Path({verifier!r}),
             verifier_name="tiny",
-            layer_ids=[1, 2, 4],
+            aux_layer_ids=[1, 2, 4],
             maps=None,
-            samples=training.place_samples(rows, [manifest], root),
+            samples=place_samples(rows, [manifest], root),
             folder=folder,
             on_step=on_step,
             progress=JobProgress("train_drafter", 0, "steps"),
             before_writing=before_writing,
         )
-        lines = training.read_metrics(folder / "metrics.jsonl")
+        lines = read_metrics(folder / "metrics.jsonl")
         return {{
-            "packing": packing,
+            "cut": packing["train"].cut_samples,
             "seen": list(seen),
-            "steps": [[x["step"], x["epoch"], x["loss"]] for x in lines],
+            "steps": [[x.step, x.epoch, x.loss] for x in lines],
             "weights": hashlib.sha256(
                 (folder / "model/model.safetensors").read_bytes()
             ).hexdigest(),
@@ -114,14 +120,14 @@ RESUMED = """
     order.write_text(json.dumps({**json.loads(order.read_text()), "digest": "another"}))
     try:
         train("reordered")
-    except training.TrainingFailed as error:
+    except TrainingFailed as error:
         found["reordered"] = str(error)
     def lost():
-        raise training.TrainingFailed("another run took it over")
+        raise TrainingFailed("another run took it over")
 
     try:
         train("lost", before_writing=lost)
-    except training.TrainingFailed as error:
+    except TrainingFailed as error:
         written = [p.name for p in (root / "lost").rglob("*") if p.name != "checkpoints"]
         found["lost"] = [str(error), sorted(written)]
     found |= {"resumed": train("killed", workers=1), "undisturbed": train("undisturbed")}
@@ -131,14 +137,14 @@ RESUMED = """
     damaged.write_bytes(data)
     try:
         train("damaged", workers=1)
-    except training.TrainingFailed as error:
+    except TrainingFailed as error:
         found["refused"] = str(error)
     found["moved"] = not damaged.exists()
     print("FOUND", json.dumps(found))
 """
 
 
-def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
+def test_a_killed_training_ends_like_an_undisturbed_one(tmp_path, tiny_verifier):
     def run(rest):
         code = TRAIN.format(root=str(tmp_path), verifier=str(tiny_verifier), rest=rest)
         return run_python(code, timeout=600, OMP_NUM_THREADS="1")
@@ -154,18 +160,18 @@ def test_a_killed_training_ends_as_an_undisturbed_one(tmp_path, tiny_verifier):
     resumed, undisturbed = found["resumed"], found["undisturbed"]
     steps = len(undisturbed["seen"])
     assert steps / 2 < reached < 38 < steps
-    # It went on in the middle of an epoch, and saw the same samples in the same order.
+    # It resumed in the middle of an epoch and saw the same samples in the same order.
     assert resumed["seen"] == undisturbed["seen"][reached:]
     assert resumed["steps"] == undisturbed["steps"]
     assert resumed["weights"] == undisturbed["weights"]
     # Each sample is seen in each epoch.
-    assert undisturbed["packing"]["train"]["cut_samples"] > 0
+    assert undisturbed["cut"] > 0
     assert {t for _, batch in undisturbed["seen"] for t in batch} == {0, *range(11, 43)}
 
     assert "in another order" in found["reordered"]
     error, written = found["lost"]
     assert error == "another run took it over"
-    assert written == ["heldout.places.json", "metrics.jsonl", "train.places.json"]
+    assert written == ["metrics.jsonl"]
     assert found["refused"].startswith(str(tmp_path))
     assert "Start the run again" in found["refused"]
     assert "Traceback" not in found["refused"]

@@ -44,6 +44,6 @@ def test_two_runs_on_one_store_answer_and_extract_everything_once(tmp_path, tiny
     again = sum(x["extracted_samples"] for x in lanes)
     print("generated", [a["generated"] for a in answers], "captured", captured, "of",
           len(extracted), "shards; extracted later", again)  # fmt: skip
-    # What a lane extracts is left to it by a group that came without states: none did.
+    # A lane extracts only what generation did not capture, which is nothing here.
     assert (captured, again) == (len(extracted), 0)
     assert not list((tmp_path / "store").rglob("*.lease"))

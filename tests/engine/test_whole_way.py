@@ -1,4 +1,4 @@
-"""The whole workflow with a tiny verifier: real vLLM, real speculators; killed and gone on."""
+"""The whole workflow with a tiny verifier: real vLLM, real speculators; killed and resumed."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_metrics_hold_every_step_and_the_last_validation(whole):
     assert lines[-1]["validation"]
 
 
-def test_the_drafter_is_complete_and_names_no_place(whole):
+def test_the_drafter_is_complete_and_names_no_local_path(whole):
     model = whole.folder / "results/one/drafters/base/model"
     config = (model / "config.json").read_text()
     assert str(whole.folder) not in config
@@ -86,7 +86,7 @@ def test_nothing_is_left_to_do(whole):
     assert whole.planned() == set()
 
 
-def test_two_passes_give_the_same_samples_and_shards_and_like_states(whole, tiny_verifier):
+def test_two_passes_give_the_same_samples_and_shards_and_close_states(whole, tiny_verifier):
     sys.path.insert(0, str(whole.folder / "scripts"))
     import torch
 
@@ -130,7 +130,7 @@ def killed_when(project, condition, *targets, timeout=400) -> None:
     end = time.time() + timeout
     while not condition():
         assert process.poll() is None, "the workflow ended before it could be killed"
-        assert time.time() < end, "what should have been there to be killed did not come"
+        assert time.time() < end, "the moment to kill it never came"
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -149,8 +149,8 @@ _flock, fcntl.flock, fcntl.lockf = fcntl.flock, _refuse, _refuse
 """
 
 
-def go_on(project, *targets):
-    """The way on that the README names: the same command again."""
+def resume(project, *targets):
+    """Continue as the README says: run the same command again."""
     script = project.folder / "scripts/run_workflow.sh"
     return subprocess.run(
         ["bash", str(script), sys.executable, "-m", "snakemake", "--cores", "2", *targets],
@@ -163,7 +163,7 @@ def go_on(project, *targets):
     )
 
 
-def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_verifier):
+def test_a_run_killed_in_generation_extraction_and_training_resumes(tmp_path, tiny_verifier):
     project = Project(tmp_path / "project")
     write_prompts(project.folder / "prompts.jsonl", 160)
     write_prompts(project.folder / "other.jsonl", 5, seed=1)
@@ -177,14 +177,14 @@ def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_
         file.write(NO_LOCKS.format(folder=str(tmp_path)))
 
     killed_when(project, lambda: any(store.glob("answers/*/*.zst")))
-    done = go_on(project, "results/k/responses/manifest.json")
+    done = resume(project, "results/k/responses/manifest.json")
     assert done.returncode == 0, logs(project, done)
     manifest = project.read("results/k/responses/manifest.json")
     assert manifest["reused"] >= 1
     assert manifest["reused"] + manifest["generated"] == 160
 
     killed_when(project, lambda: any(store.glob("hidden_states/*/*.safetensors")))
-    done = go_on(project, "results/k/hidden_states/lane-0.json")
+    done = resume(project, "results/k/hidden_states/lane-0.json")
     assert done.returncode == 0, logs(project, done)
     lane = project.read("results/k/hidden_states/lane-0.json")
     assert 0 < lane["extracted_samples"] < lane["samples"]
@@ -192,7 +192,7 @@ def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_
     killed_when(project, lambda: any(store.glob("drafters/*/checkpoints/step-*")))
     (checkpoint,) = store.glob("drafters/*/checkpoints/step-*")
     reached = int(checkpoint.name.split("-")[1])
-    done = go_on(project)
+    done = resume(project)
     assert done.returncode == 0, logs(project, done)
     text = (project.folder / "results/k/drafters/base/metrics.jsonl").read_text()
     steps = [x["step"] for x in map(json.loads, text.splitlines()) if not x.get("validation")]
@@ -200,4 +200,4 @@ def test_killed_in_generation_extraction_and_training_it_goes_on(tmp_path, tiny_
     assert len(steps) > reached > 0
     log = (project.folder / "results/k/logs/train_drafter/base.log").read_text()
     assert "Resuming" in log
-    assert "Nothing to be done" in (lambda d: d.stdout + d.stderr)(go_on(project))
+    assert "Nothing to be done" in (lambda d: d.stdout + d.stderr)(resume(project))

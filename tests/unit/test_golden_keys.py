@@ -4,12 +4,12 @@ The values were computed before the library was divided into packages. Change on
 with its version constant (`aerie/common/versions.py`).
 """
 
-import types
-
-import train_drafter
 from aerie.common.files import digest
 from aerie.config import Drafter, Engine, SelfPrompts
 from aerie.corpus.cleaning import duplicate_key, prompt_hash
+from aerie.drafter.train import drafter_key
+from aerie.evaluation.acceptance import AcceptanceSettings, acceptance_key
+from aerie.evaluation.speed import SpeedSettings, speed_key
 from aerie.generation.answers import Sampling
 from aerie.generation.self_prompts import attempt_seed, attempts_key
 from aerie.states.convention import Convention
@@ -68,19 +68,11 @@ def test_drafters(tmp_path):
     (tmp_path / "samples.parquet").write_bytes(b"samples")
     (tmp_path / "t2d.npy").write_bytes(b"t2d")
     (tmp_path / "d2t.npy").write_bytes(b"d2t")
-    shards = [
-        {"split": "train", "id": "s1", "samples": ["a", "b"]},
-        {"split": "heldout", "id": "s0", "samples": ["c"]},
-    ]
-    lanes = [{"convention": {"key": "c" * 16}, "shards": shards}]
+    shards = [("train", "s1", ["a", "b"]), ("heldout", "s0", ["c"])]
 
     def key(drafter: Drafter, maps: bool) -> str:
-        args = types.SimpleNamespace(
-            settings=drafter.model_dump(),
-            vocabulary=tmp_path if maps else None,
-            samples=tmp_path / "samples.parquet",
-        )
-        return train_drafter._key(args, {"fingerprint": VERIFIER}, lanes)
+        samples, vocabulary = tmp_path / "samples.parquet", tmp_path if maps else None
+        return drafter_key(drafter, VERIFIER, "c" * 16, shards, samples, vocabulary)
 
     assert key(Drafter(), True) == "8c2e608a76035b6b40e8785c485d430f"
     assert key(Drafter(), False) == "f1b2195248867ba871ab0696ba9081dd"
@@ -93,12 +85,13 @@ def test_measurements():
     weights = ["a" * 32, "b" * 32]
     common = {"num_speculative_tokens": 3, "max_tokens": 128, "max_length": 512, "temperature": 0.0}
     common["engine"] = Engine().model_dump()
-    settings = {**common, "max_prompts": 80}
     sets = {"heldout": [[1, 2, 3]], "benchmark": [[4]]}
-    acceptance = digest(1, VERIFIER, weights, settings, sets)
+    acceptance = acceptance_key(
+        VERIFIER, weights, AcceptanceSettings(**common, max_prompts=80), sets
+    )
     assert acceptance == "966fb7a4648980c73afaa4f20a262e6f"
-    settings = {**common, "prompts": 2, "concurrency": [1]}
-    speed = digest(1, "node", VERIFIER, weights, settings, [[1, 2, 3], [4]])
+    settings = SpeedSettings(**common, prompts=2, concurrency=[1])
+    speed = speed_key("node", VERIFIER, weights, settings, [[1, 2, 3], [4]])
     assert speed == "a37deb4dc68951d1ccc2d9f0093b0dda"
 
 

@@ -66,18 +66,6 @@ def add_engine_arguments(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("--progress-log", type=Path, help="file for progress as JSON lines")
 
 
-def add_serving_arguments(arguments: argparse.ArgumentParser) -> None:
-    """What a measurement of a drafter in the engine is told."""
-    add = arguments.add_argument
-    add("--drafter", type=Path, required=True, help="folder of the draft model")
-    add("--verifier", type=Path, required=True, help="fingerprint.json")
-    add("--heldout", type=Path, required=True, help="heldout.jsonl.zst")
-    add("--store", type=Path, required=True)
-    add("--num-speculative-tokens", type=int, required=True, help="K")
-    add("--max-tokens", type=int, required=True, help="an answer")
-    add("--max-length", type=int, required=True, help="prompt and answer, tokens")
-
-
 def read_fingerprint(path: Path) -> dict[str, Any]:
     """`verifier/fingerprint.json`; `InputError` when the checkpoint it names is gone."""
     fingerprint = read_json(path)

@@ -10,7 +10,7 @@ from aerie.config.section import Section
 
 
 class Drafter(Section):
-    """One drafter to train. Several stand side by side in the report."""
+    """One drafter to train. Several appear side by side in the report."""
 
     vocabulary: Annotated[int, Field(ge=16)] | Literal["full"] = 32000
     """Tokens the drafter can propose, the most frequent ones; `full`: all of the verifier's."""
@@ -29,7 +29,7 @@ class Drafter(Section):
     ttt_step_loss_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Weight of each further TTT step's loss, relative to the one before."""
     sequence_length: Annotated[int, Field(ge=32)] = 2048
-    """Tokens a training step, packed from several samples; a longer sample is cut into pieces."""
+    """Tokens per training step, packed from several samples; a longer sample is cut into pieces."""
     sliding_window: Annotated[int, Field(ge=16)] = 2048
     """Attention window of the drafter's layers, tokens."""
     seed: int = 0
@@ -37,8 +37,8 @@ class Drafter(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs to train on (torchrun above 1); 0: CPU."""
     loader_workers: Annotated[int, Field(ge=0)] = 0
-    """Processes that read and unpack shards ahead of the training step; 0: a thread of the
-    trainer does, enough on a CPU. Raise it when the report shows steps that wait for data."""
+    """Processes that read and unpack shards ahead of the training step; 0: a thread of the trainer,
+    enough on a CPU. Raise it when the report shows steps that wait for data."""
     checkpoint_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """A checkpoint is written after this share of an epoch."""
     from_checkpoint: str | None = None

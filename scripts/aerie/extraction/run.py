@@ -22,7 +22,7 @@ from aerie.states.manifest import LaneManifest, LaneShard, ManifestConvention
 from aerie.states.room import check_room
 from aerie.states.store import Store, is_done
 from aerie.states.teacher import Teacher
-from aerie.verifier.checkpoint import resolve_layer_ids
+from aerie.verifier.compatibility import resolve_layer_ids
 
 
 def extract_lane(

@@ -28,7 +28,7 @@ from aerie.samples.stored_answer import StoredAnswer
 from aerie.states.convention import Convention
 from aerie.states.store import Store
 from aerie.states.teacher import Teacher
-from aerie.verifier.checkpoint import resolve_layer_ids
+from aerie.verifier.compatibility import resolve_layer_ids
 
 GROUP = 64
 """Mean number of records that a run answers under one lease, if it makes no shards of them."""

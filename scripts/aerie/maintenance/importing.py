@@ -22,7 +22,7 @@ from aerie.states.manifest import ImportManifest, ManifestConvention, ShardEntry
 from aerie.states.shard import Sample, Shard
 from aerie.states.store import Store
 from aerie.states.teacher import Teacher
-from aerie.verifier.checkpoint import resolve_layer_ids
+from aerie.verifier.compatibility import resolve_layer_ids
 
 SHARD_BYTES = 1 << 30
 """Uncompressed bytes after which an imported shard ends."""

@@ -7,7 +7,7 @@ from typing import Any
 from aerie.common.files import read_json
 from aerie.config import Config
 from aerie.planning.counts import Counts, Ids
-from aerie.verifier.checkpoint import resolve_layer_ids
+from aerie.verifier.compatibility import resolve_layer_ids
 
 LARGEST_ANSWERS = 200 * 2**20
 """Answers of more bytes than this are not read to see which prompts have one."""

@@ -22,7 +22,7 @@ from aerie.planning.needs import (
 from aerie.planning.rates import Rate, earlier_runs, measured_rates
 from aerie.planning.shape import find_verifier_size
 from aerie.planning.work import OnePass, Work, fixed_work, model_work
-from aerie.verifier.checkpoint import find_fingerprint
+from aerie.verifier.fingerprint import find_fingerprint
 
 FOUND_SECONDS = 5.0
 """What a job takes that finds all its work in the store."""

@@ -10,7 +10,7 @@ from aerie.common.stages import benchmark_seconds
 from aerie.config.drafter import Drafter
 from aerie.planning.costs import drafter_parameters, training_operations
 from aerie.planning.shape import Shape
-from aerie.verifier.checkpoint import FINGERPRINT
+from aerie.verifier.fingerprint import FINGERPRINT
 
 FROM_STORE_SECONDS = 10
 """A measurement in the engine that took less found its answers in the store."""

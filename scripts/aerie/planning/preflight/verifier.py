@@ -9,7 +9,8 @@ from aerie.config import Config
 from aerie.planning.preflight.result import CheckResult
 from aerie.planning.preflight.template import check_template
 from aerie.planning.preflight.weights import check_weights
-from aerie.verifier.checkpoint import check_config, find_verifier, resolve_layer_ids, text_config
+from aerie.verifier.checkpoint import find_verifier, text_config
+from aerie.verifier.compatibility import check_config, resolve_layer_ids
 
 
 def check_verifier(config: Config, store: Path) -> list[CheckResult]:

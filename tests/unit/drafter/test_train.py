@@ -1,4 +1,4 @@
-"""Two trainings of the same drafter: the second waits, and none writes over another."""
+"""Two trainings of the same drafter: the second waits for the first."""
 
 import concurrent.futures
 import json
@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-import train_drafter
 from aerie.common.errors import InputError
 from aerie.common.leases import Leases, lease_path
 from aerie.common.progress import JobProgress
+from aerie.drafter import train
 from support.processes import wait_until
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_drafter, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(train, "POLL_SECONDS", 0.02)
     made = tmp_path / "drafters" / "key"
     made.mkdir(parents=True)
     return made
@@ -24,11 +24,11 @@ def folder(tmp_path, monkeypatch):
 
 def take(folder, log=None):
     with Leases() as leases, JobProgress("train_drafter", 0, "steps", log, "loading") as bar:
-        train_drafter._take(folder, leases, bar)
+        train.take_training(folder, leases, bar)
         return lease_path(folder).is_file()
 
 
-def test_the_second_waits_says_so_and_takes_what_the_first_made(folder, tmp_path, capsys):
+def test_the_second_waits_and_uses_what_the_first_made(folder, tmp_path, capsys):
     log = tmp_path / "progress.jsonl"
     with Leases() as first, concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert first.take(folder)
@@ -39,7 +39,7 @@ def test_the_second_waits_says_so_and_takes_what_the_first_made(folder, tmp_path
             found = [json.loads(line) for line in lines]
             return {line["beats"] for line in found if line["phase"] == "waiting"}
 
-        # Signs of life, about once a second: waiting is no stall.
+        # Signs of life, about once a second: waiting is not a stall.
         wait_until(lambda: len(beats()) >= 3, "it gives no sign of life")
         assert not second.done()
         (folder / "done.json").write_text("{}")
@@ -47,7 +47,7 @@ def test_the_second_waits_says_so_and_takes_what_the_first_made(folder, tmp_path
     assert f"process {os.getpid()} on " in capsys.readouterr().out
 
 
-def test_the_second_goes_on_with_the_checkpoints_when_the_first_has_failed(folder):
+def test_the_second_continues_when_the_first_has_failed(folder):
     with Leases() as first, concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert first.take(folder)
         second = pool.submit(take, folder)
@@ -56,9 +56,11 @@ def test_the_second_goes_on_with_the_checkpoints_when_the_first_has_failed(folde
         assert second.result(timeout=60)
 
 
-def test_on_several_gpus_it_refuses(folder, monkeypatch):
+def test_a_training_on_several_gpus_does_not_wait(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with Leases() as first:
         assert first.take(folder)
-        with pytest.raises(InputError, match=rf"process {os.getpid()} .*trains this very drafter"):
+        with pytest.raises(
+            InputError, match=rf"process {os.getpid()} .*is training this very drafter"
+        ):
             take(folder)
