@@ -22,7 +22,7 @@ from aerie.common.text import printable
 from aerie.config import check_paths, load_config, read_config
 from aerie.planning import preflight as checks
 from aerie.planning.preflight import Finding
-from aerie.watching.triage import Catalogue
+from aerie.watching.catalogue import Catalogue
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 STATUS = {"ok": 0, "note": 0, "warning": 3, "error": 1}

@@ -68,7 +68,7 @@ class Faulty:
         values = configuration(verifier, "f", generation={"capture": False})
         base = {**values["drafters"]["base"], "epochs": 1, "checkpoint_share": 0.1}
         values["drafters"] = {n: {**base, "seed": i} for i, n in enumerate(("nan", "loop", "stop"))}
-        values["watch"] = {"stall_seconds": 12, "stall_gaps": 5, "grace_seconds": 5}
+        values["watch"] = {"stall_seconds": 12, "grace_seconds": 5}
         values["watch"]["min_free_gib"] = 0
         (self.folder / "config/config.yaml").write_text(yaml.safe_dump(values))
         self.mark = f"aerie-faults-{os.getpid()}"

@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from aerie.common.describe import leaves
 from aerie.common.errors import InputError
 from aerie.common.paths import DEFAULT_CONFIG
 from aerie.config.root import Config
 from aerie.config.section import Section
+
+REMOVED = {
+    "watch.stall_gaps": "10",
+    "watch.loss_spike": "3",
+    "watch.loss_divergence": "1.5",
+}
+"""Keys of earlier versions → the value that they are fixed at."""
 
 
 def read_config(over: list[Path]) -> dict[str, Any]:
@@ -101,6 +106,8 @@ def _explain(fault: dict[str, Any]) -> tuple[str, str]:
     ]
     key = ".".join(place)
     if fault["type"] == "extra_forbidden":
+        if (fixed := REMOVED.get(f"{place[0]}.{place[-1]}")) is not None:
+            return key, f"{key}: no longer a key; it is fixed at {fixed}. Remove it"
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

@@ -35,7 +35,8 @@ from aerie.verifier.checkpoint import (
     resolve_layer_ids,
     text_config,
 )
-from aerie.watching.triage import Catalogue, triage
+from aerie.watching.catalogue import Catalogue
+from aerie.watching.log_file import triage
 
 SEVERITIES = ("ok", "note", "warning", "error")
 GIB = 1 << 30

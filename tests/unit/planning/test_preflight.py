@@ -27,7 +27,7 @@ from aerie.planning.preflight import (
     tensor_types,
     worst,
 )
-from aerie.watching.triage import Catalogue
+from aerie.watching.catalogue import Catalogue
 from support.paths import ROOT
 
 KNOWN = ROOT / "config" / "known_versions.yaml"
