@@ -188,7 +188,7 @@ def test_a_lock_of_a_run_on_another_machine_is_left_alone(long):
         assert lock.exists()
     finally:
         lease.unlink()
-    # Gone, as after 90 s without a sign of life: the lock is removed and the run continues to its end.
+    # Gone, as after 90 s without a sign of life: the lock is removed and the run completes.
     out = long.start(long="").communicate(timeout=300)[0]
     assert long.process.returncode == 0, out
     assert (long.folder / TARGET).is_file()
