@@ -12,7 +12,8 @@ import yaml
 
 from aerie.common import versions
 from aerie.common.stages import STAGES
-from aerie.config import Config, Drafter, Section, Source
+from aerie.config import Config, Drafter, Source
+from aerie.config.section import Section
 from support.paths import ROOT
 from support.project import Project
 from support.workflow import STAND_IN
