@@ -42,14 +42,14 @@ add_param_names()
 
 
 onstart:
-    # Not a rule: what depends on a rule that always runs would always run, and an `ancient` input
-    # hides changed params from Snakemake 9.27.1. This runs when jobs are to be done, in a dry run
-    # never; only an engine, a training or a new verifier is worth the time.
+    # Not a rule: everything below a rule that always runs would always run, and an `ancient` input
+    # hides changed params from Snakemake 9.27.1. This runs when there are jobs to do, and never in
+    # a dry run. The check takes time, so it is made for an engine, a training or a new verifier.
     heavy = [j for j in workflow.dag.needrun_jobs() if j.resources.get("engine")]
     asked = max(CONFIG.engine_gpus, *(d.gpus for d in CONFIG.drafters.values()))
     limit = workflow.global_resources.get("gpu").value
     if heavy and limit is not None and limit < asked:
-        # Snakemake would lower what the jobs ask for and say nothing.
+        # Snakemake would silently lower what the jobs ask for.
         sys.exit(
             f"error: a job of this run takes {asked} GPU(s) (engine.tensor_parallel_size,"
             f" drafters.<name>.gpus), and the profile or --resources allows {limit}; lower the one,"
@@ -61,30 +61,31 @@ onstart:
         command = [sys.executable, f"{SCRIPTS}/check_run.py", "--brief", "--store", STORE]
         command += ["--config", as_json(CONFIG)]
         command += [] if workflow.local_exec else ["--elsewhere"]
-        if subprocess.run(command).returncode == 1:
+        if subprocess.run(command).returncode not in (0, 3):  # 3: warnings
             sys.exit(
                 "error: the check before the run found errors, see above; nothing was started"
-                " (AERIE_UNCHECKED=1 runs all the same)"
+                " (AERIE_UNCHECKED=1 runs without the check)"
             )
-    # For `make status`, which asks no Snakemake; its time is that of the run's start.
+    # For `make status`, which runs without Snakemake; the time of config.json is the run's start.
     write_json(f"{RUN}/config.json", CONFIG.model_dump(exclude={"notify"}))
+    write_job_list()
 
 
-def tell(event):
-    """Tell who is to be told; must neither fail nor hold up what comes after it."""
+def report_event(event):
+    """Report an event of the run; must neither fail nor delay what comes after it for long."""
     if "AERIE_NOTIFY" in os.environ:
         try:
             subprocess.run([sys.executable, f"{SCRIPTS}/notify.py", event, RUN], timeout=30)
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"warning: nobody was told of this {event}: {error}", file=sys.stderr)
+            print(f"warning: this {event} was not reported: {error}", file=sys.stderr)
 
 
 onsuccess:
-    tell("end")
+    report_event("end")
 
 
 onerror:
-    tell("failure")
+    report_event("failure")
 
 
 rule all:

@@ -44,7 +44,7 @@ CONFIG = {
 
 def prepare(folder: Path) -> Path:
     """A copy of the workflow with its inputs."""
-    from conftest import make_verifier  # the tests' own; needs the packages of envs/dev.lock
+    from support.models import make_verifier  # needs the packages of envs/dev.lock
 
     for name in ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "config"):
         source = ROOT / name
@@ -64,7 +64,8 @@ def prepare(folder: Path) -> Path:
 
 def one_run(folder: Path) -> dict[str, object]:
     """Run it from nothing; the alarms by kind."""
-    from aerie.watching.status import BROKEN, gather
+    from aerie.watching.run_status import BROKEN
+    from aerie.watching.status import gather
 
     shutil.rmtree(folder / "results", ignore_errors=True)
     start = time.monotonic()

@@ -15,7 +15,7 @@ from snakemake.logging import logger
 from aerie.config import check_paths, load_config
 from aerie.config.loading import sections_json
 from aerie.common.errors import AerieError
-from aerie.common import versions
+from aerie.common import jobs, versions
 from aerie.common.files import write_json
 from aerie.common.leases import Leases
 from aerie.verifier.checkpoint import checkpoint_state
@@ -97,12 +97,41 @@ def add_param_names():
         each.set_params(told_apart=named)
 
 
+def write_job_list():
+    """Write all jobs of this start, whether they have to run or not, for `make status`."""
+    part = lambda job: next(iter(job.wildcards), "run")
+    within = lambda path: str(path).removeprefix(f"{RUN}/")
+    found = [
+        jobs.Job(
+            stage=job.name,
+            part=part(job),
+            outputs=[within(path) for path in job.output],
+            needs=sorted(jobs.job_name(n.name, part(n)) for n in workflow.dag.dependencies[job]),
+            log=within(job.log[0]),
+        )
+        for job in workflow.dag.jobs
+        if job.name != "all"
+    ]
+    jobs.JobList.sort(found).write(jobs.job_list_path(Path(RUN)))
+
+
+def write_missing_job_list():
+    """A complete run of an earlier version of Aerie has no list, and starts no job any more."""
+    old = Path(RUN, "config.json").exists() and not jobs.job_list_path(Path(RUN)).exists()
+    if old and workflow.dag is not None and not workflow.dryrun:
+        write_job_list()
+
+
+if workflow.is_main_process:
+    atexit.register(write_missing_job_list)
+
+
 def hold_run():
-    """Have this run's results to ourselves: Snakemake's lock is that of its working folder, but
-    another checkout may have the same results by a link."""
+    """Have this run's results to ourselves: Snakemake's lock covers its working folder only, but
+    another checkout may have the same results through a link."""
     leases, run = Leases(), Path(RUN) / "run"
     while not leases.take(run):
-        logger.info(f"{RUN}: looking whether {leases.holder(run)} is at work on it ...")
+        logger.info(f"{RUN}: checking whether {leases.holder(run)} is working on it ...")
         if who := leases.alive(run):
             sys.exit(
                 f"error: {RUN}: another run is at work on these results ({who}); wait for it, or"
@@ -112,10 +141,10 @@ def hold_run():
 
 
 def end_jobs_when_interrupted():
-    """A SIGINT to Snakemake alone, not to its terminal's whole group, reaches no job: it says that
-    it ends its processes, and waits for them. So tell their supervisors."""
+    """Forward a SIGINT to the supervisors. Sent to Snakemake alone, not to its terminal's whole
+    group, it reaches no job: Snakemake says that it ends its processes, and waits for them."""
 
-    def tell(*_):
+    def interrupt(*_):
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if process.cmdline()[1:2] == [f"{SCRIPTS}/supervise.py"]:
@@ -123,7 +152,7 @@ def end_jobs_when_interrupted():
         raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, tell)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 FINGERPRINT = f"{RUN}/verifier/fingerprint.json"
@@ -141,7 +170,7 @@ MAX_GIB = (
 # Of the engine only the number format is among the params of the stages whose results are the
 # verifier's words and states: how many sequences it computes at a time changes their speed.
 DTYPE = CONFIG.engine.dtype
-# What stands before the command of a long job. Not among the params: other limits rerun nothing.
+# Stands before the command of a long job. Not among the params: other limits rerun nothing.
 SUPERVISE = f"python {SCRIPTS}/supervise.py --disk {STORE}"
-if limits := CONFIG.watch.model_dump(exclude_defaults=True):
-    SUPERVISE += f" --limits {shlex.quote(json.dumps(limits))}"
+if CONFIG.watch.model_dump(exclude_defaults=True):
+    SUPERVISE += f" --settings {shlex.quote(sections_json(CONFIG, 'watch'))}"

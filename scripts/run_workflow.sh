@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Run Snakemake so that a run that was killed goes on, and a failed one ends with what its log
-# means and how it ends.
+# Run Snakemake so that a killed run continues, and a failed one ends with the end of its log and
+# what that means.
 #   scripts/run_workflow.sh .venv/bin/snakemake --cores all ...
-# Exits as Snakemake did. AERIE_CANCEL_LEFT=1: jobs that a killed run left on Slurm are cancelled, not
-# waited for.
+# Exits as Snakemake did. AERIE_CANCEL_LEFT=1 cancels jobs that a killed run left on Slurm, instead
+# of waiting for them.
 set -uo pipefail
 
 mkdir -p .snakemake/log
@@ -13,9 +13,9 @@ trap 'rm -f "$mark"' EXIT
 python=$(dirname "$1")/python
 [[ -x $python ]] || python=python
 
-# One run at a time. Who holds this lock is the only one on this machine, so a lock that Snakemake
-# finds was left by a run that was killed, unless somebody called snakemake without this script, or
-# works here from another machine. (Status 1 is "held"; others: no flock on this file system.)
+# One run at a time. The holder of this lock is the only one on this machine, so a lock that Snakemake
+# finds was left by a killed run, unless snakemake was called without this script or runs here from
+# another machine. (Status 1 is "held"; others: no flock on this file system.)
 exec 9>.snakemake/run.lock
 held=0
 command -v flock >/dev/null && { flock --nonblock 9 2>/dev/null || held=$?; }
@@ -32,17 +32,17 @@ if [[ -n $(ls -A .snakemake/locks 2>/dev/null) ]]; then
             exit 1
         fi
     done
-    # A run renews its lease (results/<run>/.run.lease); one on another machine shows by that only.
+    # A run renews its lease (results/<run>/.run.lease), the only sign of one on another machine.
     "$python" scripts/find_run.py results || exit 1
     "$@" --unlock --quiet >/dev/null 2>&1
 fi
 
-# Jobs on Slurm outlive a Snakemake that was killed, and what they make is kept. Snakemake would
-# submit them once more beside themselves. (Its jobs have their rule in the comment.)
+# Jobs on Slurm outlive a killed Snakemake, and their results are kept. Snakemake would submit the
+# same jobs a second time. (Its jobs have their rule in the comment.)
 left_on_slurm() {
     local jobs
     jobs=$(squeue --noheader --format '%i|%k|%Z' 2>&1) || {
-        # Tools without a cluster are no reason to stop, unless a run here used one.
+        # Slurm's tools without a cluster are no reason to stop, unless a run here used one.
         [[ ! -e .snakemake/slurm_logs ]] && return
         echo "Jobs of an earlier run may work in this folder, and squeue does not answer: $jobs" >&2
         return 1

@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left, and the same command goes on.
+"""However a run ends, no process of it is left, and the same command continues.
 
 The real Snakefile, supervisor and scripts/run_workflow.sh with a stand-in for the long job: it has
 a child in a session of its own, as an engine has.
@@ -33,7 +33,7 @@ if os.environ.get("LONG"):
 
 
 class Long:
-    """A project whose responses take for ever, when they are told to."""
+    """A project whose responses take forever while LONG is set."""
 
     def __init__(self, folder):
         self.project = Project(folder)
@@ -72,7 +72,7 @@ class Long:
             assert self.process.poll() is None, self.process.communicate()[0]
             return log.is_file() and "at work" in log.read_text()
 
-        wait_until(at_work, "the job does not begin", 300)
+        wait_until(at_work, "the job does not start", 300)
         found = marked_processes(self.mark)
         self.shell = psutil.Process(self.process.pid)
         (self.snakemake,) = [p for p in found if p.cmdline()[1:3] == ["-m", "snakemake"]]
@@ -110,7 +110,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_left_and_the_same_command_goes_on(long, way):
+def test_no_process_is_left_and_the_same_command_continues(long, way):
     long.until_at_work()  # after the ending of the test before
     assert len(marked_processes(long.mark)) >= 6
     WAYS[way](long)
@@ -137,7 +137,7 @@ def test_a_second_run_on_the_same_results_refuses(long, tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"Another run works in this folder ({long.folder})")
 
-    # Where the file system knows no flock.
+    # On a file system without flock.
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/flock").write_text("#!/bin/sh\necho 'No locks available' >&2; exit 71\n")
     (tmp_path / "bin/flock").chmod(0o755)
@@ -150,7 +150,7 @@ def test_a_second_run_on_the_same_results_refuses(long, tmp_path):
     assert "Directory cannot be locked" in done.stderr
     assert str(long.folder) in done.stderr
 
-    # Another checkout that has the same results by a link.
+    # Another checkout with the same results through a link.
     other = tmp_path / "other"
     shutil.copytree(long.folder, other, ignore=shutil.ignore_patterns("results", ".snakemake"))
     (other / "results").symlink_to(long.folder / "results")
@@ -159,7 +159,7 @@ def test_a_second_run_on_the_same_results_refuses(long, tmp_path):
     assert "results/demo: another run is at work on these results" in done.stderr
     assert f"process {long.snakemake.pid} on " in done.stderr
 
-    # None of these disturbed it. TERM to Snakemake alone lets its jobs end, as Snakemake says.
+    # None of these disturbed it. TERM to Snakemake alone lets its jobs end.
     long.snakemake.terminate()
     time.sleep(1)
     assert long.engine.is_running()
@@ -188,7 +188,7 @@ def test_a_lock_of_a_run_on_another_machine_is_left_alone(long):
         assert lock.exists()
     finally:
         lease.unlink()
-    # Gone, as after 90 s without a sign of life: the lock goes and the run goes on, to its end.
+    # Gone, as after 90 s without a sign of life: the lock is removed and the run completes.
     out = long.start(long="").communicate(timeout=300)[0]
     assert long.process.returncode == 0, out
     assert (long.folder / TARGET).is_file()

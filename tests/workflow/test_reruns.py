@@ -100,13 +100,10 @@ CHANGES: dict[str, dict[str, Any]] = {
         f"watch.{key}": {"watch": {key: value}}
         for key, value in {
             "stall_seconds": 90,
-            "stall_gaps": 5,
             "load_seconds": 60,
             "stages": {"train_drafter": {"stall_seconds": 300}},
             "grace_seconds": 5,
             "min_free_gib": 10,
-            "loss_spike": 2,
-            "loss_divergence": 2,
             "stop_on_divergence": True,
         }.items()
     },

@@ -278,7 +278,7 @@ def tojson(
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` blocks print their body; the marks are more precise than the tags."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno

@@ -1,6 +1,7 @@
 """What every script does around its work: one-line errors, common arguments."""
 
 import argparse
+import io
 import json
 import signal
 import sys
@@ -9,41 +10,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aerie.common.errors import AerieError, InputError
+from aerie.common.errors import EXIT_CRASH, EXIT_INPUT, AerieError, InputError
 from aerie.common.files import is_disk_full, read_json
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; an `AerieError` becomes its message and its exit status."""
+    """Call `main`. An `AerieError` becomes its message and its exit status, any other exception a
+    traceback and `EXIT_CRASH`."""
     try:
         main()
     except AerieError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.status)
-    except PermissionError as error:
-        traceback.print_exc()
-        print(f"error: {error}; this user may not do that", file=sys.stderr)
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if not is_disk_full(error):
-            raise
         traceback.print_exc()
-        print(
-            f"error: the disk is full ({error}); nothing half-written bears a final name. Make "
-            "room and run again: it goes on where it stopped",
-            file=sys.stderr,
-        )
-        sys.exit(1)
+        if isinstance(error, PermissionError):
+            print(f"error: {error}; this user lacks the permission", file=sys.stderr)
+            sys.exit(EXIT_INPUT)
+        if is_disk_full(error):
+            print(
+                f"error: the disk is full ({error}); no half-written file has its final name. Make "
+                "room and run again: the job continues where it stopped",
+                file=sys.stderr,
+            )
+            sys.exit(EXIT_INPUT)
+        sys.exit(EXIT_CRASH)
 
 
 def prepare_to_show() -> None:
-    """For a script that shows and computes nothing: it ends without a word when its reader does
-    (`| head`), and what a terminal's encoding lacks is replaced."""
+    """For a script that only shows something: it ends quietly when its reader does (`| head`), and
+    characters that the terminal's encoding lacks are replaced."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def json_argument(text: str) -> Any:
@@ -68,7 +70,7 @@ def add_engine_arguments(arguments: argparse.ArgumentParser) -> None:
 
 def read_fingerprint(path: Path) -> dict[str, Any]:
     """`verifier/fingerprint.json`; `InputError` when the checkpoint it names is gone."""
-    fingerprint = read_json(path)
+    fingerprint: dict[str, Any] = read_json(path)
     if not Path(fingerprint["path"]).is_dir():
         raise InputError(
             f"{path}: the verifier's folder {fingerprint['path']} is gone; delete this file and "

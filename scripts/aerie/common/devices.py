@@ -1,8 +1,8 @@
-"""GPUs for the jobs of one machine: each job takes free ones by locks, where no scheduler gives
-them, and is told by CUDA_VISIBLE_DEVICES which they are.
+"""GPUs for the jobs of one machine, where no scheduler assigns them: each job locks free ones and
+gets their names in CUDA_VISIBLE_DEVICES.
 
-A slot is a locked file in a folder of this machine; the kernel frees it when its job is gone,
-however it went.
+A slot is a locked file in a folder of this machine. The kernel frees it when its job has ended,
+whatever the reason.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ def count_devices() -> int:
         pass
     else:
         try:
-            return pynvml.nvmlDeviceGetCount()
+            return int(pynvml.nvmlDeviceGetCount())
         finally:
             pynvml.nvmlShutdown()
     try:
@@ -40,15 +40,14 @@ def count_devices() -> int:
 
 
 def visible_devices() -> list[str]:
-    """Devices that a job may choose from, as CUDA_VISIBLE_DEVICES names them; all when it is not
-    set."""
+    """Devices that a job may use, as CUDA_VISIBLE_DEVICES names them; all when it is not set."""
     count = count_devices()
     given = os.environ.get(VISIBLE)
     if given is None:
         return [str(i) for i in range(count)]
     found = []
     for name in map(str.strip, given.split(",")):
-        # As CUDA does: what comes after one that is not there is not seen.
+        # As in CUDA: devices after one that does not exist are ignored.
         if not name or name == "-1" or (count and name.isdigit() and int(name) >= count):
             break
         found.append(name)
@@ -56,7 +55,7 @@ def visible_devices() -> list[str]:
 
 
 def visible_handles(nvml: Any) -> list[tuple[int, Any]]:
-    """NVML's number and handle of each of them; `nvml`: the module pynvml, initialised."""
+    """NVML's number and handle of each visible device; `nvml`: the module pynvml, initialised."""
     found = []
     for name in visible_devices():
         if name.isdigit():
@@ -68,9 +67,9 @@ def visible_handles(nvml: Any) -> list[tuple[int, Any]]:
 
 
 def take_devices(wanted: int) -> tuple[list[str], list[int]] | None:
-    """Devices that nobody else has now, and open files that hold them; None: too few are free.
+    """Names of devices that are now ours, and the open files that lock them; None: too few free.
 
-    Raises `InputError` when there are fewer than `wanted`, whoever has them.
+    Raises `InputError` when fewer than `wanted` exist.
     """
     devices = visible_devices()
     if len(devices) < wanted:
@@ -80,7 +79,7 @@ def take_devices(wanted: int) -> tuple[list[str], list[int]] | None:
             f"the job asks for {wanted} GPU(s) and sees {len(devices)} ({what}); lower "
             "engine.tensor_parallel_size or drafters.<name>.gpus, or run it where there are enough"
         )
-    # Of a scheduler's job the devices are its own, and have other numbers than in another's.
+    # A scheduler's job has its devices to itself, and numbers them in its own way.
     job = os.environ.get("SLURM_JOB_ID", "")
     if job and len(devices) == wanted:
         return devices, []

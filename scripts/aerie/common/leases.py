@@ -1,12 +1,16 @@
-"""Leases: who makes a thing of the store now, so that nobody makes it a second time beside them.
+"""Leases: which process is making a thing of the store, so that no other makes it at the same time.
 
-A lease is a small file beside the thing: made with O_EXCL, renewed by its holder every few seconds,
-removed when the thing is there. That needs no `flock` and works on NFS. A holder that is gone is
-seen at once on its own machine, elsewhere by a lease that is no longer renewed. The clocks of two
-machines are never compared.
+A lease is a small file beside the thing: created with O_EXCL, renewed by its holder every few
+seconds, removed when the thing is complete. That needs no `flock` and works on NFS. On its own
+machine a lease of an ended process is free at once; elsewhere it is free when nobody has renewed it
+for a while. Clocks of two machines are never compared.
 
-A lease saves work; what is made is whole or absent and named by its content, so nothing is wrong
-when two make it all the same.
+A lease saves work. Results are whole or absent and named by their content, so nothing is wrong when
+two processes make the same one.
+
+filelock's `SoftFileLease` (4.3.1) does not replace this: it never takes over an empty lease, which
+a crash or a full disk leaves (`test_a_lease_cut_short_by_a_crash_expires`), treats a deleted lease
+as lost instead of writing it again, and does not see those of earlier versions in a shared store.
 """
 
 import contextlib
@@ -14,20 +18,55 @@ import json
 import os
 import platform
 import secrets
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
+
+from aerie.common.processes import ProcessId
+from aerie.common.records import Record
 
 RENEW_SECONDS = 5.0
 EXPIRY_SECONDS = 90.0
-"""A lease that was not renewed for so long, while somebody looked, is nobody's."""
+"""A lease that was not renewed for so long, while another process watched it, is free."""
 POLL_SECONDS = 1.0
-"""Between two looks at a lease that is waited for."""
+"""Between two looks at a lease that a process waits for."""
+
+
+class Lease(Record):
+    """`.<name>.lease` beside a shard, a group of answers, a drafter's folder or a run. Its time of
+    change is its last renewal."""
+
+    machine: str = ""
+    """Host, boot and pid namespace of the holder."""
+    process: int | None = None
+    """The holder's process id."""
+    started: int | None = None
+    """When the holder was started, clock ticks since the boot."""
+    token: str = ""
+    """Random, different for each holder."""
+
+    def holder_has_ended(self) -> bool:
+        """Whether this machine knows that the holder is gone."""
+        if self.machine != this_machine():
+            return False
+        if self.process is None or self.started is None:
+            return True
+        return not ProcessId(self.process, self.started).is_alive()
+
+    def __str__(self) -> str:
+        machine = self.machine.split(" ")[0] or "an unknown machine"
+        return f"process {'?' if self.process is None else self.process} on {machine}"
+
+
+Found = tuple[str, int]
+"""A lease as it was read: its text and its time of change, ns."""
 
 
 def this_machine() -> str:
-    """Names the place where a process id means what it means here: host, boot, pid namespace."""
+    """Names the place where a process id has its meaning: host, boot, pid namespace."""
     parts = [platform.node()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -47,13 +86,13 @@ class Leases:
         self._token = secrets.token_hex(8)
         self._held: set[Path] = set()
         self._lost: set[Path] = set()
-        self._seen: dict[Path, tuple[tuple[str, int], float]] = {}
+        self._seen: dict[Path, tuple[Found, float]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def take(self, path: Path) -> bool:
-        """Whether the lease of `path` is ours now. Where none can be written, it is."""
+        """Whether this process now has the lease of `path`. True where none can be written."""
         lease = lease_path(path)
         with self._lock:
             if lease in self._held:
@@ -73,29 +112,29 @@ class Leases:
             return True
 
     def holder(self, path: Path) -> str | None:
-        """Who has the lease of `path`, in words; None when nobody has it any more."""
+        """Who has the lease of `path`, in words; None when it is free."""
         lease = lease_path(path)
         with self._lock:
             found = self._read(lease)
             return None if found is None else self._holder(lease, found)
 
     def alive(self, path: Path) -> str | None:
-        """As `holder`, but sure of it: for another machine's lease, looks until it is renewed or
-        has expired."""
+        """As `holder`, but certain: watches a lease of another machine until it is renewed or has
+        expired."""
         lease = lease_path(path)
         first = self._read(lease)
         while True:
             with self._lock:
                 found = self._read(lease)
                 who = None if found is None else self._holder(lease, found)
-            if who is None or found != first:
+            if who is None or found is None or found != first:
                 return who
-            if _parse(found[0]).get("machine") == this_machine():
+            if _parse(found[0]).machine == this_machine():
                 return who
             time.sleep(POLL_SECONDS)
 
     def lost(self, path: Path) -> bool:
-        """Whether a lease we took is another's now: we were not heard of for too long."""
+        """Whether another process has taken a lease of ours, because it was not renewed in time."""
         return lease_path(path) in self._lost
 
     def release(self, path: Path) -> None:
@@ -116,12 +155,13 @@ class Leases:
     # Files
 
     def _create(self, lease: Path) -> bool:
-        who = {
-            "machine": this_machine(),
-            "process": os.getpid(),
-            "started": _started(os.getpid()),
-            "token": self._token,
-        }
+        me = ProcessId.of(os.getpid())
+        who = Lease(
+            machine=this_machine(),
+            process=os.getpid(),
+            started=me and me.started,
+            token=self._token,
+        )
         try:
             lease.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(lease, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -130,18 +170,18 @@ class Leases:
         except OSError:
             return True
         with contextlib.suppress(OSError), os.fdopen(file, "w") as opened:
-            json.dump(who, opened)
+            json.dump(who.as_json(), opened)
         return True
 
-    def _read(self, lease: Path) -> tuple[str, int] | None:
-        """Text and time of change (ns) of a lease; opened, so that NFS asks its server."""
+    def _read(self, lease: Path) -> Found | None:
+        """A lease as it is now; opened, so that NFS asks its server."""
         try:
             with lease.open(encoding="utf-8", errors="replace") as file:
                 return file.read(), os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             return None
 
-    def _holder(self, lease: Path, found: tuple[str, int]) -> str | None:
+    def _holder(self, lease: Path, found: Found) -> str | None:
         now = time.monotonic()
         before, since = self._seen.get(lease, (None, now))
         if before != found:
@@ -149,20 +189,17 @@ class Leases:
         elif now - since > EXPIRY_SECONDS:
             return None
         who = _parse(found[0])
-        if who.get("machine") == this_machine() and not _runs(who):
-            return None
-        machine = str(who.get("machine", "an unknown machine")).split(" ")[0]
-        return f"process {who.get('process', '?')} on {machine}"
+        return None if who.holder_has_ended() else str(who)
 
-    def _remove(self, lease: Path, found: tuple[str, int]) -> None:
-        """Remove a lease as `found`, and no other that came since."""
+    def _remove(self, lease: Path, found: Found) -> None:
+        """Remove a lease as `found`, but none that was created since."""
         aside = lease.with_name(f"{lease.name}.{self._token}")
         with contextlib.suppress(OSError):
             os.rename(lease, aside)
             moved = self._read(aside)
             if moved is not None and moved[0] != found[0]:
                 with contextlib.suppress(OSError):
-                    os.link(aside, lease)  # fails when there is yet another
+                    os.link(aside, lease)  # fails when another was created meanwhile
             aside.unlink()
 
     def _give_up(self, leases: list[Path]) -> None:
@@ -171,7 +208,7 @@ class Leases:
                 if lease in self._held:
                     self._held.discard(lease)
                     found = self._read(lease)
-                    if found and _parse(found[0]).get("token", self._token) == self._token:
+                    if found and self._is_ours(found):
                         with contextlib.suppress(OSError):
                             lease.unlink()
 
@@ -183,35 +220,33 @@ class Leases:
                     if found is None:
                         if not self._create(lease):
                             self._lost.add(lease)
-                    elif _parse(found[0]).get("token", self._token) != self._token:
+                    elif not self._is_ours(found):
                         self._lost.add(lease)
                     else:
                         with contextlib.suppress(OSError):
                             os.utime(lease)
 
+    def _is_ours(self, found: Found) -> bool:
+        return _parse(found[0]).token in ("", self._token)
 
-def _parse(text: str) -> dict[str, Any]:
-    """What a lease says; nothing when its holder died, or the disk was full, while it was made."""
+
+def _parse(text: str) -> Lease:
+    """What a lease says; nothing when a crash or a full disk cut it short."""
     try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return Lease.model_validate_json(text)
+    except ValidationError:
+        return Lease()
 
 
-def _runs(who: dict[str, Any]) -> bool:
-    """Whether the process lives and is no other that was given its number since."""
-    started = _started(who.get("process"))
-    return started is not None and started == who.get("started")
-
-
-def _started(process: Any) -> int | None:
-    """When a process was started, in clock ticks since the boot; None when it has ended.
-
-    Source: proc(5), /proc/pid/stat, fields 3 and 22.
-    """
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None
+def find_running(results: Path) -> tuple[Path, str] | None:
+    """A run in the folder `results` that a Snakemake works on, here or on another machine, and
+    which process that is; None when there is none. Takes up to `EXPIRY_SECONDS` for a run that was
+    killed on another machine."""
+    leases = Leases()
+    for lease in sorted(results.glob("*/.run.lease")):
+        run = lease.parent / "run"
+        if who := leases.holder(run):
+            print(f"{lease.parent}: checking whether {who} is working on it ...", file=sys.stderr)
+        if who := leases.alive(run):
+            return lease.parent, who
+    return None

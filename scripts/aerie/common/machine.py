@@ -20,7 +20,7 @@ PACKAGES = (
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory (GiB), GPUs, system, Python and the packages that matter."""
+    """Processor, cores, memory (GiB), GPUs, system, Python and the versions of `PACKAGES`."""
     import torch
 
     return {
@@ -47,7 +47,7 @@ def processor_computes_bf16() -> bool:
     """
     import torch
 
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def computes_bf16() -> bool:
@@ -58,8 +58,8 @@ def computes_bf16() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what this process frees, instead of taking fresh pages from the system and
-    clearing them at every layer. vLLM's worker on a CPU asks for tcmalloc to the same end."""
+    """Have glibc keep what this process frees, instead of asking the system for fresh pages and
+    clearing them at every layer. vLLM's worker on a CPU recommends tcmalloc for the same reason."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD

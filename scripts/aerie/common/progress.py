@@ -1,12 +1,14 @@
 """Progress of a long job: a bar in a terminal, JSON lines in its log folder."""
 
 import json
+import math
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, ConfigDict
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,16 +19,57 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from aerie.common.records import Record
+
 PHASES = ("loading", "compiling", "working", "waiting", "validating", "saving", "finishing")
-"""What a job can be at. Only while it is `working` is it expected to get on at a steady pace."""
+"""What a job can be doing. Only while `working` is it expected to progress at a steady pace."""
+
+
+def _finite(value: float) -> float:
+    try:
+        if math.isfinite(value):
+            return value
+    except OverflowError:
+        pass
+    raise ValueError("expected a finite number")
+
+
+Number = Annotated[int | float, AfterValidator(_finite)]
+
+
+class ProgressLine(Record):
+    """A line of `<part>.progress.jsonl`. A job that continues appends to the file."""
+
+    model_config = ConfigDict(extra="allow")
+
+    time: Number | None = None
+    """Unix seconds."""
+    stage: str | None = None
+    """The rule."""
+    phase: str = "working"
+    """`loading`, `compiling`, `working`, `waiting` (for the answers of endpoints, or for what
+    another run computes), `validating`, `saving` or `finishing`."""
+    done: Number | None = None
+    """Units done."""
+    total: Number | None = None
+    """Units to do."""
+    unit: str | None = None
+    """What is counted, such as `steps`."""
+    rate: Number | None = None
+    """Units a second, without the loading."""
+    beats: Number | None = None
+    """Steps within units: requests of an engine's steps, batches of a validation."""
+    loss: float | None = None
+    """Of a training; may be NaN."""
+    accuracy: list[float] | None = None
+    """Of a training, one a TTT step; may hold NaN."""
 
 
 class JobProgress:
-    """Counts done work of a known total; at most one JSON line a second, and one a phase.
+    """Counts done work of a known total; writes at most one `ProgressLine` a second, and one for
+    each phase.
 
-    `log`: file of JSON lines with `time` (Unix seconds), `stage`, `phase`, `done`, `total`,
-    `unit`, `rate` (units per second of work, without loading), `beats` and what `update` was
-    given besides. None: no file.
+    `log`: file of JSON lines; None: no file.
     """
 
     def __init__(
@@ -57,7 +100,7 @@ class JobProgress:
         self._write()
 
     def enter(self, phase: str) -> None:
-        """Say what the job is at from now on, one of `PHASES`."""
+        """Set what the job does from now on, one of `PHASES`."""
         if phase == self.phase:
             return
         if self.phase in ("loading", "compiling"):
@@ -66,22 +109,20 @@ class JobProgress:
         self._write()
 
     def begin(self, done: int, total: int) -> None:
-        """Set what was done before, and the total that was not known at first."""
+        """Set what was done before, and a total that was not known at first."""
         self.done = self._done_at_start = done
         self.total = total
         self._bar.update(self._task, completed=done, total=total)
 
     def update(self, done: int, note: str = "", **values: Any) -> None:
+        """Units done so far. `note` stands beside the bar; `values` go into the line."""
         self.done, self._values = done, values
         self._bar.update(self._task, completed=done, note=note)
         if time.monotonic() - self._last >= 1 or done == self.total:
             self._write()
 
     def beat(self, count: int = 1) -> None:
-        """Tell of work within a unit (an engine's step, a validated batch), so that it shows.
-
-        From any thread.
-        """
+        """Show work within a unit (an engine's step, a validated batch). From any thread."""
         with self._lock:
             self.beats += count
         if time.monotonic() - self._last >= 1:
@@ -93,18 +134,18 @@ class JobProgress:
             if self._file is None:
                 return
             seconds = max(self._last - self.start, 1e-9)
-            line = {
-                "time": round(time.time(), 1),
-                "stage": self.stage,
-                "phase": self.phase,
-                "done": self.done,
-                "total": self.total,
-                "unit": self.unit,
-                "rate": round((self.done - self._done_at_start) / seconds, 3),
-                "beats": self.beats,
+            line = ProgressLine(
+                time=round(time.time(), 1),
+                stage=self.stage,
+                phase=self.phase,
+                done=self.done,
+                total=self.total,
+                unit=self.unit,
+                rate=round((self.done - self._done_at_start) / seconds, 3),
+                beats=self.beats,
                 **self._values,
-            }
-            self._file.write(json.dumps(line) + "\n")
+            )
+            self._file.write(json.dumps(line.model_dump(exclude_unset=True)) + "\n")
             self._file.flush()
 
     def close(self) -> None:

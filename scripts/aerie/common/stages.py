@@ -1,4 +1,4 @@
-"""The stages of a run: what each leaves in the run's folder, and what Snakemake measured of it."""
+"""The stages of a run: the file that each one writes last, and what Snakemake measured of it."""
 
 import csv
 from pathlib import Path
@@ -16,12 +16,12 @@ OUTPUTS = {
     "measure_speed": "evaluation/{part}/speed.json",
     "render_report": "report.html",
 }
-"""Rule → the file that tells that a job of it is done; in the order of the data."""
+"""Rule → the file in the run's folder that says what came out; in the order of the data."""
 STAGES = tuple(OUTPUTS)
 
 
 def read_benchmark(path: Path) -> dict[str, str]:
-    """The last row of one of Snakemake's benchmark files, empty when there is none."""
+    """The last row of one of Snakemake's benchmark files; empty when it cannot be read."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return {k: v for row in csv.DictReader(file, delimiter="\t") for k, v in row.items()}
@@ -30,7 +30,7 @@ def read_benchmark(path: Path) -> dict[str, str]:
 
 
 def benchmark_seconds(path: Path) -> float:
-    """`s` of one of Snakemake's benchmark files, 0 when there is none."""
+    """`s` of one of Snakemake's benchmark files, 0 when it cannot be read."""
     try:
         return float(read_benchmark(path)["s"])
     except (ValueError, KeyError, TypeError):

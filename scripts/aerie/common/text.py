@@ -1,11 +1,17 @@
-"""Texts of others, made fit to be shown in a line."""
+"""Text from elsewhere, made fit to show."""
 
+import time
 from typing import Any
 
 
 def printable(text: str) -> str:
-    """Text without characters that would steer the terminal."""
+    """Text without characters that would control the terminal."""
     return "".join(c if c.isprintable() else "↵" if c == "\n" else " " for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same with its line breaks."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def shorten(text: str, limit: int = 160) -> str:
@@ -13,6 +19,19 @@ def shorten(text: str, limit: int = 160) -> str:
 
 
 def beginning(record: dict[str, Any]) -> str:
-    """How a record's first user turn begins, in quotation marks."""
+    """The start of a record's first user turn, in quotation marks."""
     asked = next(m["content"] for m in record["messages"] if m["role"] == "user")
     return f"“{shorten(' '.join(asked.split()), 80)}”"
+
+
+def clock(moment: float | None) -> str:
+    """A time (Unix seconds) of today as 12:34:56, another with its date."""
+    unknown = "an unknown time"
+    if not moment:
+        return unknown
+    try:
+        then = time.localtime(moment)
+    except (OverflowError, ValueError, OSError):
+        return unknown
+    today = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)

@@ -119,8 +119,8 @@ def _explain(fault: ErrorDetails) -> tuple[str, str]:
     if fault["type"] == "extra_forbidden":
         if key in RENAMED:
             return key, f"{key}: renamed to {RENAMED[key]}"
-        if key in REMOVED:
-            return key, f"{key}: no longer a key; it is fixed at {REMOVED[key]}. Remove it"
+        if (fixed := REMOVED.get(f"{place[0]}.{place[-1]}")) is not None:
+            return key, f"{key}: no longer a key; it is fixed at {fixed}. Remove it"
         known = _known_keys(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

@@ -2,15 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-)
+from pydantic import AfterValidator
 
 from aerie.config.section import Section
 
 
 def _check_variable(name: str) -> str:
-    # Never with what was found: it may be the address.
+    # Not with the value that was found: it may be the address.
     if not name.isidentifier() or not name.isascii():
         raise ValueError(
             "expected the name of an environment variable, such as AERIE_WEBHOOK; the address "
@@ -20,7 +18,7 @@ def _check_variable(name: str) -> str:
 
 
 class Notify(Section):
-    """Who is told that a job stalled, or that a run failed or ended. No change here reruns
+    """How to report that a job stalled, or that a run failed or ended. No change here reruns
     anything."""
 
     command: str | None = None
@@ -30,5 +28,5 @@ class Notify(Section):
     """Name of the environment variable that holds an address to which the event is posted as
     JSON (null: none)."""
     events: list[Literal["failure", "stall", "end"]] = ["failure", "stall", "end"]
-    """What is told of: `stall`: a job was stopped because it did not get on, or for its loss or a
-    full disk; `failure`: a run ended without all of its results; `end`: with them."""
+    """What is reported: `stall`: a job was stopped because it made no progress, or for its loss or
+    a full disk; `failure`: a run ended without all of its results; `end`: with them."""

@@ -2,15 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-)
+from pydantic import Field
 
 from aerie.config.section import Section
 
 
 class StageWatch(Section):
-    """Limits that differ in one stage, named as its rule is."""
+    """Limits of one stage, named after its rule."""
 
     stall_seconds: Annotated[float, Field(gt=0)] | None = None
     """As in `watch`, for this stage, seconds (null: as there)."""
@@ -29,25 +27,20 @@ WatchedStage = Literal[
 
 
 class Watch(Section):
-    """When a long job is stopped because it does not get on. No change here reruns anything."""
+    """When a long job is stopped because it makes no progress. No change here reruns anything."""
 
     stall_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """A job that shows no progress for this long, or for `stall_gaps` times its own usual gap
-    between two signs of progress where that is longer, has stalled, seconds."""
-    stall_gaps: Annotated[float, Field(ge=1)] = 10.0
-    """See `stall_seconds`; the usual gap is learnt from the job itself."""
+    """A job has stalled when it shows no progress for this long, or for ten times its own usual gap
+    between two signs of progress if that is longer, seconds."""
     load_seconds: Annotated[float, Field(gt=0)] = 1800.0
-    """The same while a model is loaded or compiled, until the first steps were made, and while a
+    """The same while a model is loaded or compiled, until the first steps are done, and while a
     job validates, saves or ends or endpoints answer, seconds."""
     stages: dict[WatchedStage, StageWatch] = {}
-    """Other limits by stage, such as `train_drafter: {stall_seconds: 300}`."""
+    """Other limits for a stage, such as `train_drafter: {stall_seconds: 300}`."""
     grace_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """From asking a stopped job's processes to end until they are killed, seconds."""
+    """How long a stopped job's processes may take to end before they are killed, seconds."""
     min_free_gib: Annotated[float, Field(ge=0)] = 1.0
     """A job is stopped when a disk it writes to has less free space, GiB."""
-    loss_spike: Annotated[float, Field(gt=1)] = 3.0
-    """A loss this many times the median of the 50 seen before is a warning."""
-    loss_divergence: Annotated[float, Field(gt=1)] = 1.5
-    """A mean over 50 losses this many times the lowest so far is a warning."""
     stop_on_divergence: bool = False
-    """Stop the training then."""
+    """Stop a training whose loss grows: its mean over 50 steps is 1.5 times the lowest so far
+    (otherwise that is a warning)."""

@@ -1,1 +1,1 @@
-"""Supervision of long jobs, log triage, status of a run, notifications."""
+"""Following jobs and runs: supervisor, log triage, status, notifications."""

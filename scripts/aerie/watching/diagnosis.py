@@ -1,122 +1,27 @@
-"""Whether a job gets on, and why it does not: its pace, its losses, processes, GPUs and stacks."""
+"""Why a job makes no progress: its processes, GPUs and stacks, and what they mean in words."""
 
-import math
-import os
-import statistics
 import subprocess
 import sys
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from aerie.common.devices import visible_handles
+from aerie.common.text import shorten
+from aerie.watching.job_status import GpuFigures
 
-NVIDIA = Path("/dev/nvidiactl")  # there wherever a driver is loaded
-GAPS = 200  # of the last gaps the usual one is made
-LOSSES = 50  # losses of a mean or median
 BUSY_CORES = 0.7  # of a core, from which a process counts as computing
 IDLE_CORES = 0.1
-IDLE_POWER = 0.4  # share of a GPU's power limit under which full use is a spinning kernel
+IDLE_POWER = 0.4  # share of a GPU's power limit below which full use is a spinning kernel
+FULL_USE = 96  # % of a GPU, from which it counts as busy all the time
 OVERLOAD = 3  # tasks for each core, from which a machine is overloaded
-STACK_SECONDS = 20.0  # for py-spy, a process
+STACK_SECONDS = 20.0  # for py-spy, each process
 STACKS = 16  # processes whose stacks are shown
-
-# Pace and losses
-
-
-class Pace:
-    """Learns how often a job shows progress. All times in seconds of one clock.
-
-    `usual_gap` is the gap in the middle when the last ones are laid end to end in order of their
-    length: a single long one does not count much, while of a job that has a hundred answers at
-    once and then none for minutes the minutes are what is usual.
-    """
-
-    def __init__(self, stall_seconds: float, stall_gaps: float, load_seconds: float, now: float):
-        self.stall_seconds, self.stall_gaps = stall_seconds, stall_gaps
-        self.load_seconds = load_seconds
-        self.last = now
-        self.steady = False
-        self._gaps: deque[float] = deque(maxlen=GAPS)
-
-    def event(self, steady: bool, now: float) -> None:
-        """Progress was seen; `steady`: the job is at work, not loading, validating or saving."""
-        if self.steady:
-            self._gaps.append(now - self.last)
-        self.last, self.steady = now, steady
-
-    def forget(self) -> None:
-        """A model is loaded, perhaps anew: the first steps after it have no pace yet."""
-        self._gaps.clear()
-        self.steady = False
-
-    def skip(self, seconds: float) -> None:
-        """Leave out a time in which nothing could be seen, such as a suspended machine."""
-        self.last += seconds
-
-    def usual_gap(self) -> float | None:
-        if not self._gaps:
-            return None
-        gaps = sorted(self._gaps)
-        half, reached = sum(gaps) / 2, 0.0
-        for gap in gaps:
-            reached += gap
-            if reached >= half:
-                return gap
-        return gaps[-1]
-
-    def limit(self) -> float:
-        """After how many seconds without progress the job counts as stalled."""
-        usual = self.usual_gap()
-        if not self.steady or usual is None:
-            return self.load_seconds
-        return max(self.stall_seconds, self.stall_gaps * usual)
-
-
-class LossWatch:
-    """Notices a loss that jumps (`spike` times the median) or grows (`divergence` times the lowest
-    mean so far, over `LOSSES` losses)."""
-
-    def __init__(self, spike: float, divergence: float):
-        self.spike, self.divergence = spike, divergence
-        self._recent: deque[float] = deque(maxlen=LOSSES)
-        self._lowest = math.inf
-        self._diverged = False
-
-    def take(self, loss: float) -> tuple[str, str] | None:
-        """`spike` or `divergence`, with words; None when the loss is as it should be."""
-        found = None
-        if len(self._recent) >= LOSSES // 2:
-            median = statistics.median(self._recent)
-            if loss > self.spike * median:
-                found = "spike", f"the loss jumped to {loss:.4g}; the median before is {median:.4g}"
-        self._recent.append(loss)
-        if len(self._recent) < LOSSES:
-            return found
-        mean = statistics.fmean(self._recent)
-        self._lowest = min(self._lowest, mean)
-        grown = mean > self.divergence * self._lowest
-        if grown and not self._diverged:
-            found = (
-                "divergence",
-                (
-                    f"the loss grows: a mean of {mean:.4g} over {LOSSES} steps, it was "
-                    f"{self._lowest:.4g}; try a lower learning rate or a longer warm-up"
-                ),
-            )
-        self._diverged = grown
-        return found
-
-
-# Processes and GPUs
 
 
 @dataclass
 class Process:
-    """A process as found; `cores`: those it kept busy on average since the last progress."""
+    """A process as found; `cores`: kept busy on average since the last progress."""
 
     pid: int
     name: str
@@ -132,12 +37,12 @@ class Process:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Processor time of a process so far; 0 when it is gone."""
+    """Processor time of a process so far; 0 when it has ended."""
     try:
         times = process.cpu_times()
     except psutil.Error:
         return 0.0
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def look_at(
@@ -160,71 +65,11 @@ def look_at(
 
 def _title(process: psutil.Process) -> str:
     words = process.cmdline() or [process.name()]
-    text = " ".join([Path(words[0]).name or words[0], *words[1:]])
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-class Gpus:
-    """Use, memory and power of the job's NVIDIA GPUs through NVML.
-
-    `missing`: why there are no figures; None when there are, and where there is no GPU nor was
-    one given to the job.
-    """
-
-    def __init__(self) -> None:
-        self._handles: list[tuple[int, Any]] = []
-        why = self._open()
-        # Who has no GPU and was given none misses nothing.
-        given = NVIDIA.exists() or os.environ.get("CUDA_VISIBLE_DEVICES")
-        self.missing = why if given else None
-
-    def _open(self) -> str | None:
-        try:
-            import pynvml
-        except ImportError:
-            return "the package nvidia-ml-py is not installed"
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
-            self._handles = visible_handles(pynvml)
-        except pynvml.NVMLError as error:
-            return f"NVML: {error}"
-        return None if self._handles else "no GPU is visible"
-
-    def read(self) -> list[dict[str, Any]]:
-        """A GPU each: `index`, `name`, `use_percent`, `memory_gib`, `memory_total_gib`, `power_w`,
-        `power_limit_w`; null for what NVML does not tell."""
-        return [self._read(index, handle) for index, handle in self._handles]
-
-    def _read(self, index: int, handle: Any) -> dict[str, Any]:
-        nvml = self._nvml
-
-        def ask(function: Any) -> Any:
-            try:
-                return function(handle)
-            except nvml.NVMLError:
-                return None
-
-        name = ask(nvml.nvmlDeviceGetName)
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo)
-        use = ask(nvml.nvmlDeviceGetUtilizationRates)
-        power, limit = ask(nvml.nvmlDeviceGetPowerUsage), ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
-        return {
-            "index": index,
-            "name": name.decode() if isinstance(name, bytes) else name,
-            "use_percent": use and use.gpu,
-            "memory_gib": memory and round(memory.used / 2**30, 2),
-            "memory_total_gib": memory and round(memory.total / 2**30, 2),
-            "power_w": power and round(power / 1000),
-            "power_limit_w": limit and round(limit / 1000),
-        }
-
-
-# Diagnosis
+    return shorten(" ".join([Path(words[0]).name or words[0], *words[1:]]), 120)
 
 
 def stacks(processes: list[psutil.Process]) -> str:
-    """Stacks of all threads of the Python processes, as py-spy sees them; why where it cannot."""
+    """Stacks of all threads of the Python processes from py-spy, or why it has none."""
     parts = []
     spy = Path(sys.executable).with_name("py-spy")
     for process in processes[:STACKS]:
@@ -234,7 +79,7 @@ def stacks(processes: list[psutil.Process]) -> str:
         except psutil.Error:
             continue
         try:
-            # Not stopping the process: it may be stopped already, and could not be waited for.
+            # Nonblocking: a process that is stopped already could not be waited for.
             done = subprocess.run(
                 [str(spy), "dump", "--nonblocking", "--pid", str(process.pid)],
                 capture_output=True,
@@ -244,26 +89,45 @@ def stacks(processes: list[psutil.Process]) -> str:
             )
             text = done.stdout.strip() or f"py-spy: {done.stderr.strip()}"
         except (OSError, subprocess.TimeoutExpired) as error:
-            text = f"py-spy gave no stacks of process {process.pid}: {error}"
+            text = f"py-spy returned no stacks of process {process.pid}: {error}"
         parts.append(text)
     return "\n\n".join(parts) or "no Python process is left"
 
 
 def diagnose(
     processes: list[Process],
-    gpus: list[dict[str, Any]],
+    gpus: list[GpuFigures],
     no_gpus: str | None,
     ended: list[str],
     phase: str,
 ) -> str:
-    """In plain words why a job does not get on. `ended`: processes of it that are gone."""
+    """Why a job makes no progress, in words. `ended`: processes of it that are gone."""
+    words = _faults(processes, ended) + _busy_gpus(gpus)
+    words = words or [_what_they_do(processes)]
+    load, number = psutil.getloadavg()[0], psutil.cpu_count() or 1
+    if load > OVERLOAD * number:
+        words.append(f"the machine is overloaded ({load:.0f} tasks for {number} cores)")
+    if phase == "loading":
+        words.append("it was loading the model")
+    if gpus and not any(map(_is_full, gpus)):
+        words.append("the GPUs are idle")
+    if no_gpus:
+        words.append(f"nothing is known of GPUs ({no_gpus})")
+    return "; ".join(words)
+
+
+def _is_alive(process: Process) -> bool:
+    return process.state not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+def _faults(processes: list[Process], ended: list[str]) -> list[str]:
+    """Processes that are stopped, dead or blocked."""
     words = []
-    alive = [p for p in processes if p.state not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)]
-    dead = [f"{p.pid} ({p.name})" for p in processes if p not in alive]
-    stopped = [p for p in alive if p.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)]
-    waiting = [p for p in alive if p.state == psutil.STATUS_DISK_SLEEP]
-    cores = sum(p.cores for p in alive)
-    busiest = max(alive, key=lambda p: p.cores, default=None)
+    dead = [f"{p.pid} ({p.name})" for p in processes if not _is_alive(p)]
+    stopped = [
+        p for p in processes if p.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    ]
+    blocked = [p for p in processes if p.state == psutil.STATUS_DISK_SLEEP]
     if stopped:
         words.append(
             f"process {_list(stopped)} was stopped by a signal (SIGSTOP or a debugger, state T) "
@@ -273,47 +137,51 @@ def diagnose(
         words.append(
             f"process {', '.join(dead + ended)} of the job has ended, and the others wait for it"
         )
-    if waiting:
+    if blocked:
         words.append(
-            f"process {_list(waiting)} waits for a disk or a network file system (state D), which "
+            f"process {_list(blocked)} waits for a disk or a network file system (state D), which "
             "does not answer"
         )
-    spinning = [g for g in gpus if (g["use_percent"] or 0) >= 96]
-    for gpu in gpus:
-        power, limit = gpu["power_w"], gpu["power_limit_w"]
-        if gpu in spinning and power and limit and power < IDLE_POWER * limit:
+    return words
+
+
+def _is_full(gpu: GpuFigures) -> bool:
+    return (gpu.use_percent or 0) >= FULL_USE
+
+
+def _busy_gpus(gpus: list[GpuFigures]) -> list[str]:
+    words = []
+    for gpu in filter(_is_full, gpus):
+        if gpu.power_w and gpu.power_limit_w and gpu.power_w < IDLE_POWER * gpu.power_limit_w:
             words.append(
-                f"GPU {gpu['index']} shows {gpu['use_percent']} % use at {power} of {limit} W: a "
-                "kernel that spins and waits (usually for another GPU), not work"
+                f"GPU {gpu.index} shows {gpu.use_percent} % use at {gpu.power_w} of "
+                f"{gpu.power_limit_w} W: a kernel that spins and waits (usually for another GPU), "
+                "not work"
             )
-        elif gpu in spinning:
-            words.append(f"GPU {gpu['index']} computes ({gpu['use_percent']} % use, {power} W)")
-    running = busiest and (busiest.cores >= BUSY_CORES or busiest.state == psutil.STATUS_RUNNING)
-    if not words and running:
-        words.append(
+        else:
+            words.append(f"GPU {gpu.index} computes ({gpu.use_percent} % use, {gpu.power_w} W)")
+    return words
+
+
+def _what_they_do(processes: list[Process]) -> str:
+    """What processes without a fault do."""
+    alive = list(filter(_is_alive, processes))
+    cores = sum(p.cores for p in alive)
+    busiest = max(alive, key=lambda p: p.cores, default=None)
+    if busiest and (busiest.cores >= BUSY_CORES or busiest.state == psutil.STATUS_RUNNING):
+        return (
             f"process {busiest.pid} kept {busiest.cores:.1f} cores busy all the time without any "
             "progress: it loops, or one step takes that long; the stacks show where it is"
         )
-    elif not words and cores <= IDLE_CORES:
-        words.append(
+    if cores <= IDLE_CORES:
+        return (
             "all processes sleep: they wait for something that does not come (a lock, a partner, "
             "the network); the stacks show for what"
         )
-    elif not words:
-        words.append(
-            f"the processes kept {cores:.1f} cores busy and made no progress; the stacks show what "
-            "they are at"
-        )
-    load, number = psutil.getloadavg()[0], psutil.cpu_count() or 1
-    if load > OVERLOAD * number:
-        words.append(f"the machine is overloaded ({load:.0f} tasks for {number} cores)")
-    if phase == "loading":
-        words.append("it was loading the model")
-    if gpus and not spinning:
-        words.append("the GPUs are idle")
-    if no_gpus:
-        words.append(f"nothing is known of GPUs ({no_gpus})")
-    return "; ".join(words)
+    return (
+        f"the processes kept {cores:.1f} cores busy and made no progress; the stacks show what "
+        "they are doing"
+    )
 
 
 def _list(processes: list[Process]) -> str:

@@ -1,10 +1,9 @@
-"""A run's status as people and programs look at it: a page in the terminal, the same as HTML, and
-figures for Prometheus."""
+"""A run's status as a page in the terminal, and the same as HTML."""
 
 import html
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from aerie.common.formatting import as_duration
-from aerie.watching.status import BROKEN, STATES, Job, RunStatus, clock, number, state_of
+from aerie.common.text import clock, printable
+from aerie.watching.job_status import GpuFigures
+from aerie.watching.run_status import AT_WORK, BROKEN, STATES, JobView, RunStatus, state_of
 
 PAGE_WIDTH = 110  # columns of the HTML page
-NARROW = 72  # columns, under which what is known of a stage stands below its name
-PARTS = 8  # parts of a stage that are listed each
+NARROW = 72  # columns; below, the words about a stage stand under its name
+PARTS = 8  # parts of a stage that are all listed
 POINTS = 24  # of a sparkline
 BARS = "▁▂▃▄▅▆▇█"
 SIGNS = {
@@ -43,7 +44,7 @@ WARNING_STYLES = {"fatal": "bold red", "degraded": "yellow", "unknown": "magenta
 def draw(status: RunStatus, short: bool = False) -> RenderableType:
     """The page for a terminal of any width. `short`: one line for each stage or part of it."""
     parts: list[RenderableType] = [_head(status), _Stages(status, short)]
-    running = [j for j in status.jobs if j.state in ("running", "no sign")]
+    running = [j for j in status.jobs if j.state in AT_WORK]
     broken = [j for j in status.jobs if j.state in BROKEN]
     if broken:
         parts += ["", Rule("what went wrong", style="red", align="left"), *map(_broken, broken)]
@@ -64,13 +65,13 @@ def _head(status: RunStatus) -> Text:
 
 
 class _Stages:
-    """The way of the data, as wide as there is room."""
+    """The stages in the order of the data, as wide as there is room."""
 
     def __init__(self, status: RunStatus, short: bool):
         self.status, self.short = status, short
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # What is cut is the last column; Rich would take from all of those that do not wrap alike.
+        # Cut the last column only; Rich would take from all columns that do not wrap.
         last: dict[str, Any] = {"overflow": "fold"}
         if self.short:
             last = {"overflow": "ellipsis", "no_wrap": True, "ratio": 1}
@@ -107,7 +108,7 @@ def _rows(status: RunStatus) -> Iterator[tuple[Text, Text, RenderableType, Text]
             yield _row(job, f"  {job.part}")
 
 
-def _row(job: Job, title: str) -> tuple[Text, Text, RenderableType, Text]:
+def _row(job: JobView, title: str) -> tuple[Text, Text, RenderableType, Text]:
     sign, style = SIGNS[job.state]
     if job.earlier:
         style = "dim"
@@ -116,7 +117,7 @@ def _row(job: Job, title: str) -> tuple[Text, Text, RenderableType, Text]:
         took = "" if job.seconds is None else f" in {as_duration(job.seconds)}"
         text = Text(f"done{' earlier' * job.earlier}{took}", style)
         details = [job.result, job.note]
-    elif job.state in ("running", "no sign"):
+    elif job.state in AT_WORK:
         details = [job.phase if job.phase != "working" else "", _pace(job)]
     elif job.state in BROKEN:
         details = [job.reason.split("\n")[0] or job.note]
@@ -127,11 +128,11 @@ def _row(job: Job, title: str) -> tuple[Text, Text, RenderableType, Text]:
     return Text(sign, style), Text(title, "" if job.state in BROKEN else style), _bar(job), text
 
 
-def _pace(job: Job) -> str:
-    """How far it is, how long it will take, and how fast; a narrow page cuts the end."""
+def _pace(job: JobView) -> str:
+    """How far it is, the remaining time and the rate; a narrow page cuts the end."""
     if job.done is None:
         return ""
-    words = f"{job.done:,.0f}" + (f"/{job.total:,.0f}" if job.total else "") + f" {job.unit}"
+    words = f"{job.done:,.0f}" + (f"/{job.total:,.0f}" if job.total else "") + f" {job.unit or ''}"
     if job.remaining_seconds is not None:
         words += f", {as_duration(job.remaining_seconds)} left"
     if job.rate:
@@ -139,30 +140,21 @@ def _pace(job: Job) -> str:
     return words
 
 
-def _sum(jobs: list[Job]) -> Job:
-    """Several jobs as one, as far as a bar shows: finished ones of all, and parts of the others."""
-    shares = [1.0 if j.state == "done" else share(j) or 0.0 for j in jobs]
-    return Job("", "", [], [], state=state_of(jobs), done=sum(shares), total=len(jobs))
+def _sum(jobs: list[JobView]) -> JobView:
+    """Several jobs as one for its bar: the finished ones, and parts of the others."""
+    done = sum(j.share or 0.0 for j in jobs)
+    return JobView(stage="", part="", state=state_of(jobs), done=done, total=len(jobs))
 
 
-def share(job: Job) -> float | None:
-    """How much of it is done, 0 to 1; None when unknown."""
-    if job.state == "done":
-        return 1.0
-    if job.done is None or not job.total:
-        return None
-    return min(max(job.done / job.total, 0.0), 1.0)
-
-
-def _bar(job: Job) -> RenderableType:
-    known = share(job)
+def _bar(job: JobView) -> RenderableType:
+    known = job.share
     if known is None or job.state in ("not started", "waiting", "out of reach"):
         return Text("")
     style = "green" if job.state == "done" else SIGNS[job.state][1].removeprefix("bold ") or "cyan"
     return ProgressBar(1.0, known, width=10, complete_style=style, finished_style=style)
 
 
-def _running(job: Job) -> RenderableType:
+def _running(job: JobView) -> RenderableType:
     text = Text(job.name, "bold")
     text.append(f"  {job.note}\n" if job.note else "\n", "bold yellow")
     where = [f"on {job.host}, process {job.pid}" if job.host else ""]
@@ -195,21 +187,20 @@ def _running(job: Job) -> RenderableType:
     return Padding(text, (0, 0, 0, 2))
 
 
-def _gpu(gpu: dict[str, Any]) -> str:
-    def figure(key: str, unit: str, of: str = "") -> str:
-        value, limit = number(gpu.get(key)), number(gpu.get(of))
+def _gpu(gpu: GpuFigures) -> str:
+    def figure(value: float | None, unit: str, limit: float | None = None) -> str:
         if value is None:
             return f"{unit} unknown"
         return f"{value:,.0f}" + (f" of {limit:,.0f}" if limit is not None else "") + f" {unit}"
 
     return (
-        f"GPU {gpu.get('index')} {gpu.get('name') or ''}: {figure('use_percent', '% use')}, "
-        f"{figure('memory_gib', 'GiB', 'memory_total_gib')}, "
-        f"{figure('power_w', 'W', 'power_limit_w')}"
+        f"GPU {gpu.index} {printable(gpu.name or '')}: {figure(gpu.use_percent, '% use')}, "
+        f"{figure(gpu.memory_gib, 'GiB', gpu.memory_total_gib)}, "
+        f"{figure(gpu.power_w, 'W', gpu.power_limit_w)}"
     )
 
 
-def _broken(job: Job) -> RenderableType:
+def _broken(job: JobView) -> RenderableType:
     text = Text(job.name, "bold red")
     text.append(f"  {job.state}", "red")
     text.append(f" at {clock(job.ended)}" if job.ended else "")
@@ -234,25 +225,25 @@ def _foot(status: RunStatus) -> Text:
         which = f" (1 of {len(logs)} logs)" if len(logs) > 1 else ""
         text.append(f"what they mean{which}:\n  {command}\n", "dim")
     for disk in status.disks:
-        text.append(f"disk of {disk['path']}: {disk['free_gib']:,.1f} of ")
-        text.append(f"{disk['total_gib']:,.1f} GiB free\n")
+        text.append(f"disk of {disk.path}: {disk.free_gib:,.1f} of ")
+        text.append(f"{disk.total_gib:,.1f} GiB free\n")
     for line in status.unreadable:
         text.append(f"cannot be read: {line}\n", "yellow")
-    if status.known_from.startswith("the"):
-        text.append(f"jobs known from {status.known_from}\n", "dim")
-    if status.state == "done":
+    if status.note:
+        text.append(f"{status.note}\n", "yellow")
+    if any(j.stage == "render_report" and j.state == "done" for j in status.jobs):
         text.append(f"report {status.folder}/report.html\n")
     text.rstrip()
     return text
 
 
-def _gravity(job: Job) -> list[int]:
-    """Sorts jobs by the messages in their logs, those with the most of the gravest class last."""
+def _gravity(job: JobView) -> list[int]:
+    """Sorts jobs by the messages in their logs; most messages of the gravest class come last."""
     return [*(job.warnings.get(k, 0) for k in WARNING_STYLES), sum(job.warnings.values())]
 
 
 def sparkline(values: list[float]) -> str:
-    """The values, oldest first, as one line of bars; each bar the mean of its share of them."""
+    """The values, oldest first, as one line of bars; each bar is the mean of its share of them."""
     count = min(len(values), POINTS)
     cuts = [round(i * len(values) / count) for i in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
@@ -282,105 +273,12 @@ pre {{ font: 14px/1.35 Menlo, "DejaVu Sans Mono", Consolas, monospace; }}
 
 
 def as_html(status: RunStatus, refresh_seconds: float) -> str:
-    """The page as HTML that needs nothing else and has the browser load it again."""
+    """The page as self-contained HTML that the browser reloads."""
     console = Console(
         record=True, width=PAGE_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False
     )
     console.print(draw(status))
     code = console.export_html(code_format="{code}", inline_styles=True)
-    running = [f"{j.name} {share(j) or 0:.0%}" for j in status.jobs if j.state == "running"]
+    running = [f"{j.name} {j.share or 0:.0%}" for j in status.jobs if j.state == "running"]
     title = html.escape(f"{status.run}: {', '.join(running) or status.state}")
     return HTML.format(seconds=max(refresh_seconds, 1), title=title, code=code)
-
-
-# Prometheus
-
-
-def as_prometheus(status: RunStatus) -> str:
-    """The figures in the text format of node-exporter's textfile collector."""
-    lines: list[str] = []
-    run = {"run": status.run}
-
-    def family(name: str, about: str, samples: Iterable[tuple[dict[str, Any], Any]]) -> None:
-        given: dict[str, float] = {}  # a series that is there twice has the whole file refused
-        for labels, value in samples:
-            if (v := number(value)) is not None:
-                given[",".join(f'{k}="{_escape(x)}"' for k, x in {**run, **labels}.items())] = v
-        if not given:
-            return
-        lines.append(f"# HELP aerie_{name} {about}")
-        lines.append(f"# TYPE aerie_{name} gauge")
-        lines.extend(f"aerie_{name}{{{text}}} {value!r}" for text, value in given.items())
-
-    def of(job: Job, **more: Any) -> dict[str, Any]:
-        return {"stage": job.stage, "part": job.part, **more}
-
-    def each(name: str, about: str, key: str, factor: float = 1) -> None:
-        values = ((j, getattr(j, key)) for j in status.jobs)
-        family(name, about, [(of(j), v * factor) for j, v in values if v is not None])
-
-    jobs = status.jobs
-    family("status_timestamp_seconds", "When these figures were gathered.", [({}, status.time)])
-    family(
-        "run_state",
-        "1 for the state that the run is in.",
-        [({"state": s}, 1 if s == status.state else 0) for s in STATES],
-    )
-    family(
-        "job_state",
-        "1 for the state that a job is in.",
-        [(of(j, state=s), 1 if s == j.state else 0) for j in jobs for s in STATES],
-    )
-    units = [(of(j, unit=j.unit), j) for j in jobs if j.state in ("running", "no sign")]
-    family("job_done_units", "Units done by a running job.", [(n, j.done) for n, j in units])
-    family("job_units", "Units that a running job has to do.", [(n, j.total) for n, j in units])
-    family("job_units_per_second", "Rate of a running job.", [(n, j.rate) for n, j in units])
-    each("job_remaining_seconds", "Time that a job still takes.", "remaining_seconds")
-    each("job_duration_seconds", "Time that a job took, or runs.", "seconds")
-    each("job_heartbeat_timestamp_seconds", "Last sign of a job's supervisor or log.", "updated")
-    each("job_progress_timestamp_seconds", "Last progress of a job.", "last_progress")
-    each("job_memory_bytes", "Resident memory of a job's processes.", "memory_gib", 2**30)
-    each("job_busy_cores", "Processor cores that a job keeps busy.", "cores_busy")
-    family("job_loss", "Last training loss.", [(of(j), j.losses[-1]) for j in jobs if j.losses])
-    family(
-        "job_messages",
-        "Messages in a job's log by class.",
-        [(of(j, **{"class": k}), n) for j in jobs for k, n in j.warnings.items()],
-    )
-    gpus = [
-        (of(j, host=j.host, gpu=g.get("index")), g)
-        for j in jobs
-        if j.state == "running"
-        for g in j.gpus
-    ]
-    for name, about, key, factor in (
-        ("gpu_use_ratio", "Use of a job's GPU.", "use_percent", 0.01),
-        ("gpu_memory_bytes", "Memory used of a job's GPU.", "memory_gib", 2**30),
-        ("gpu_power_watts", "Power that a job's GPU takes.", "power_w", 1),
-    ):
-        known = [(n, v) for n, g in gpus if (v := number(g.get(key))) is not None]
-        family(name, about, [(n, v * factor) for n, v in known])
-    accepted = [j for j in jobs if j.stage == "measure_acceptance"]
-    family(
-        "acceptance_length_tokens",
-        "Tokens a verifier step, measured.",
-        [({"drafter": j.part, "prompt_set": k}, v) for j in accepted for k, v in j.figures.items()],
-    )
-    timed = [j for j in jobs if j.stage == "measure_speed"]
-    family(
-        "speedup_ratio",
-        "Speed with the drafter by speed without.",
-        [({"drafter": j.part, "concurrency": k}, v) for j in timed for k, v in j.figures.items()],
-    )
-    family(
-        "disk_free_bytes",
-        "Free space of a disk that the run writes to.",
-        [({"path": d["path"]}, d["free_gib"] * 2**30) for d in status.disks],
-    )
-    family("unreadable_files", "Files that could not be read.", [({}, len(status.unreadable))])
-    return "\n".join(lines) + "\n"
-
-
-def _escape(value: Any) -> str:
-    """A label's value, escaped as Prometheus's text format asks for."""
-    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

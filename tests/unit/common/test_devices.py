@@ -47,7 +47,7 @@ def test_those_given_are_what_is_chosen_from(machine):
 
 
 def test_figures_are_of_those_that_the_job_sees_by_whatever_name(machine):
-    from aerie.watching.diagnosis import Gpus
+    from aerie.watching.gpus import Gpus
 
     class Nvml:
         """The first of four GPUs has a name, too."""
@@ -69,14 +69,14 @@ def test_figures_are_of_those_that_the_job_sees_by_whatever_name(machine):
             return unknown
 
     machine.setitem(sys.modules, "pynvml", Nvml())
-    machine.setattr("aerie.watching.diagnosis.NVIDIA", Path("/dev/null"))  # a driver is loaded
+    machine.setattr("aerie.watching.gpus.NVIDIA", Path("/dev/null"))  # a driver is loaded
     for given, found in ((None, [0, 1, 2, 3]), ("3,1", [3, 1]), ("GPU-8f2a", [2]), ("", [])):
         if given is None:
             machine.delenv(devices.VISIBLE, raising=False)
         else:
             machine.setenv(devices.VISIBLE, given)
         gpus = Gpus()
-        assert [g["index"] for g in gpus.read()] == found
+        assert [g.index for g in gpus.read()] == found
         assert gpus.missing == (None if found else "no GPU is visible")
 
 

@@ -23,7 +23,7 @@ from aerie.planning.preflight.result import worst
 from aerie.planning.preflight.verifier import check_verifier
 from aerie.planning.preflight.versions import check_versions
 from aerie.planning.preflight.weights import tensor_types
-from aerie.watching.triage import Catalogue
+from aerie.watching.catalogue import Catalogue
 from support.paths import ROOT
 
 KNOWN = ROOT / "config" / "known_versions.yaml"

@@ -1,5 +1,5 @@
-"""Who is told of what, by a command and by a webhook against a server of our own; and that neither
-fails, delays nor betrays anything."""
+"""Events reported by a command and by a webhook to a local server, which neither fail, delay nor
+betray anything."""
 
 import json
 import os
@@ -15,11 +15,13 @@ import pytest
 from aerie.common.errors import InputError
 from aerie.config import load_config
 from aerie.watching import notify
+from aerie.watching.notify import Event
 from support.paths import SCRIPTS
 from support.processes import marked_processes, wait_until
+from support.supervised import watch_settings
 
 SECRET = "T0K3N-that-nobody-sees"
-EVENT = {"event": "stall", "run": "demo", "text": "train_drafter base stalled", "exit": 75}
+EVENT = Event(event="stall", run="demo", text="train_drafter base stalled", exit=75)
 
 
 @pytest.fixture
@@ -62,14 +64,14 @@ def test_a_webhook_gets_the_event(server, monkeypatch):
     assert path == f"/{SECRET}"
     assert kind == "application/json"
     assert before - 1 < body.pop("time") < time.time() + 1
-    assert body == EVENT
+    assert body == EVENT.model_dump(exclude_unset=True)
 
 
 def test_a_command_gets_the_event_on_its_input_and_in_its_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "a\nb \" ' $(touch injected) \0"
     command = 'cat > in.json; printf "%s|%s|%s" "$AERIE_EVENT" "$AERIE_EXIT" "$AERIE_TEXT" > out'
-    assert notify.send(told(command=command), {**EVENT, "text": text}) == []
+    assert notify.send(told(command=command), EVENT.model_copy(update={"text": text})) == []
     assert json.loads((tmp_path / "in.json").read_text())["text"] == text
     assert (tmp_path / "out").read_text() == f"stall|75|{text.replace(chr(0), ' ')}"
     assert not (tmp_path / "injected").exists()
@@ -84,15 +86,15 @@ def test_a_command_can_be_ended_though_its_sender_blocks_signals():
     assert f"status -{signal.SIGTERM:d}" in problem
 
 
-def test_only_the_events_that_are_asked_for(tmp_path, monkeypatch):
+def test_only_configured_events_are_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     to = told(command="touch $AERIE_EVENT", events=["failure"])
     for event in ("stall", "end", "failure"):
-        assert notify.send(to, {**EVENT, "event": event}) == []
+        assert notify.send(to, EVENT.model_copy(update={"event": event})) == []
     assert os.listdir(tmp_path) == ["failure"]
 
 
-def test_what_hangs_is_left_in_time_and_ended(server, monkeypatch):
+def test_hanging_receivers_are_abandoned_in_time_and_ended(server, monkeypatch):
     monkeypatch.setattr(notify, "TIMEOUT", 6.0)
     monkeypatch.setenv("HOOK", server.address)
     mark = f"notify-{os.getpid()}"
@@ -119,11 +121,11 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_no_secret_is_in_what_is_told_of_a_failure(address, monkeypatch):
+def test_no_secret_is_in_the_message_about_a_failure(address, monkeypatch):
     monkeypatch.setattr(notify, "TIMEOUT", 5.0)
     monkeypatch.setenv("HOOK", address)
     (wrong,) = notify.send(told(webhook_env="HOOK"), EVENT)
-    assert wrong.startswith("nobody was told of this stall by notify.webhook_env: ")
+    assert wrong.startswith("this stall was not reported by notify.webhook_env: ")
     assert SECRET not in wrong
 
 
@@ -152,7 +154,7 @@ def supervise(folder, code, **variables):
     (folder / "job.py").write_text(code)
     command = [sys.executable, str(SCRIPTS / "supervise.py"), "--stage", "train_drafter"]
     limits = {"stall_seconds": 2, "load_seconds": 60, "grace_seconds": 1}
-    command += ["--log", "base.log", "--limits", json.dumps(limits), "--"]
+    command += ["--log", "base.log", "--settings", watch_settings(**limits), "--"]
     done = subprocess.run(
         [*command, sys.executable, "job.py"],
         cwd=folder,
@@ -173,7 +175,7 @@ time.sleep(1000)
 """
 
 
-def test_the_supervisor_tells_of_a_job_that_it_stopped(server, tmp_path):
+def test_the_supervisor_reports_a_job_that_it_stopped(server, tmp_path):
     section = told(webhook_env="HOOK").model_dump_json()
     status, text = supervise(tmp_path, NAN, HOOK=server.address, AERIE_NOTIFY=section)
     assert status == 76
@@ -188,7 +190,7 @@ def test_the_supervisor_tells_of_a_job_that_it_stopped(server, tmp_path):
     assert SECRET not in text
 
 
-def test_a_job_that_failed_by_itself_is_left_to_the_end_of_the_run(server, tmp_path):
+def test_a_job_that_failed_by_itself_is_not_reported_by_its_supervisor(server, tmp_path):
     section = told(webhook_env="HOOK").model_dump_json()
     status, _ = supervise(tmp_path, "1/0", HOOK=server.address, AERIE_NOTIFY=section)
     assert status == 1
@@ -196,9 +198,9 @@ def test_a_job_that_failed_by_itself_is_left_to_the_end_of_the_run(server, tmp_p
 
 
 @pytest.mark.parametrize("section", ['{"command": "exit 3"}', '{"webhook_env": "HOOK"}', "{"])
-def test_the_status_of_a_job_is_the_same_when_nobody_can_be_told(tmp_path, section):
+def test_the_status_of_a_job_is_the_same_when_reporting_fails(tmp_path, section):
     address = f"http://127.0.0.1:1/{SECRET}"
     status, text = supervise(tmp_path, NAN, HOOK=address, AERIE_NOTIFY=section)
     assert status == 76
     assert SECRET not in text
-    assert ("WARNING: nobody was told" in text) == (len(section) > 1)  # not valid: nobody
+    assert ("WARNING: this stall was not reported" in text) == (len(section) > 1)

@@ -1,15 +1,17 @@
-"""The usual gap of a job, its losses, and what is said of one that does not get on."""
+"""The usual gap of a job, its losses, and the diagnosis of one without progress."""
 
 import sys
 
 import pytest
 
-from aerie.watching import diagnosis as stalls
-from aerie.watching.diagnosis import LossWatch, Pace, Process, diagnose
+from aerie.watching import gpus
+from aerie.watching.diagnosis import Process, diagnose
+from aerie.watching.job_status import GpuFigures
+from aerie.watching.pace import LossWatch, Pace
 
 
 def paced(gaps, steady=True):
-    pace = Pace(60, 10, 1800, now=0)
+    pace = Pace(60, 1800, now=0)
     now = 0.0
     pace.event(steady, now)
     for gap in gaps:
@@ -35,18 +37,18 @@ def test_the_limit_follows_the_usual_gap(gaps, usual, limit):
 
 
 def test_loading_and_the_first_step_have_a_generous_limit():
-    pace = Pace(60, 10, 1800, now=0)
+    pace = Pace(60, 1800, now=0)
     assert pace.limit() == 1800
     pace.event(False, 300)
     assert pace.limit() == 1800
-    pace.event(True, 400)  # at work, but how fast is not known yet
+    pace.event(True, 400)  # working, but its pace is unknown yet
     assert pace.limit() == 1800
     pace.event(True, 402)
     assert pace.limit() == 60
     pace.event(False, 403)  # saving
     assert pace.limit() == 1800
     pace.event(True, 500)
-    assert pace.usual_gap() == pytest.approx(2)  # the time of saving is none of work
+    assert pace.usual_gap() == pytest.approx(2)  # saving does not count as work
 
 
 def test_the_first_steps_after_a_model_was_loaded_again_have_a_generous_limit():
@@ -61,8 +63,8 @@ def test_the_first_steps_after_a_model_was_loaded_again_have_a_generous_limit():
     assert pace.limit() == 1000
 
 
-def test_a_job_is_at_work_until_it_says_that_it_loads_and_learns_no_pace_from_that():
-    pace = Pace(60, 10, 1800, now=0)
+def test_no_pace_is_learned_before_a_job_reports_that_it_loads():
+    pace = Pace(60, 1800, now=0)
     pace.event(True, 1)
     pace.forget()
     pace.event(False, 2)
@@ -70,8 +72,8 @@ def test_a_job_is_at_work_until_it_says_that_it_loads_and_learns_no_pace_from_th
     assert pace.limit() == 1800
 
 
-def test_a_job_that_saves_after_all_of_its_work_has_a_pace():
-    pace = Pace(60, 10, 1800, now=0)
+def test_a_job_that_saves_after_each_piece_of_work_has_a_pace():
+    pace = Pace(60, 1800, now=0)
     for start in (1, 10, 19):
         pace.event(True, start)
         pace.event(False, start + 8)
@@ -79,14 +81,14 @@ def test_a_job_that_saves_after_all_of_its_work_has_a_pace():
     assert pace.limit() == 80
 
 
-def test_a_time_in_which_nothing_could_be_seen_does_not_count():
+def test_a_skipped_time_does_not_count():
     pace = paced([1.0] * 10)
     pace.skip(3600)
     assert 3610 - pace.last == pytest.approx(0)
 
 
-def test_a_jump_of_the_loss_is_told():
-    watch = LossWatch(spike=3, divergence=1.5)
+def test_a_jump_of_the_loss_is_reported():
+    watch = LossWatch()
     assert [watch.take(2.0 + 0.1 * (i % 5)) for i in range(40)] == [None] * 40
     kind, words = watch.take(9.0)
     assert kind == "spike"
@@ -94,8 +96,8 @@ def test_a_jump_of_the_loss_is_told():
     assert watch.take(2.0) is None
 
 
-def test_a_growing_loss_is_told_once():
-    watch = LossWatch(spike=3, divergence=1.5)
+def test_a_growing_loss_is_reported_once():
+    watch = LossWatch()
     falling = [4.0 * 0.99**i for i in range(200)]
     assert [found for loss in falling if (found := watch.take(loss))] == []
     growing = [falling[-1] * 1.02**i for i in range(120)]
@@ -103,11 +105,11 @@ def test_a_growing_loss_is_told_once():
 
 
 def gpu(use, power):
-    return {"index": 0, "use_percent": use, "power_w": power, "power_limit_w": 700}
+    return GpuFigures(index=0, use_percent=use, power_w=power, power_limit_w=700)
 
 
 @pytest.mark.parametrize(
-    ("processes", "gpus", "ended", "expected"),
+    ("processes", "figures", "ended", "expected"),
     [
         ([("stopped", 0.0), ("sleeping", 0.0)], [], [], "stopped by a signal"),
         ([("running", 1.0)], [], [], "1.0 cores busy"),
@@ -119,23 +121,23 @@ def gpu(use, power):
         ([("sleeping", 0.0)], [gpu(0, 80)], [], "the GPUs are idle"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(processes, gpus, ended, expected):
+def test_the_diagnosis_is_in_words(processes, figures, ended, expected):
     found = [Process(i, "python", state, cores, 1.0) for i, (state, cores) in enumerate(processes)]
-    assert expected in diagnose(found, gpus, None, ended, "working")
+    assert expected in diagnose(found, figures, None, ended, "working")
 
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("given", ["0,1", ""])
-def test_figures_are_missed_only_where_there_is_a_gpu(monkeypatch, tmp_path, there, given):
+def test_figures_are_missing_only_where_there_is_a_gpu(monkeypatch, tmp_path, there, given):
     (tmp_path / "nvidiactl").touch()
     place = tmp_path / "nvidiactl" if there else tmp_path / "none"
-    monkeypatch.setattr(stalls, "NVIDIA", place)
+    monkeypatch.setattr(gpus, "NVIDIA", place)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     expected = "the package nvidia-ml-py is not installed" if there or given else None
-    assert stalls.Gpus().missing == expected
+    assert gpus.Gpus().missing == expected
 
 
-def test_missing_telemetry_is_said():
+def test_missing_gpu_figures_are_mentioned():
     words = diagnose([Process(1, "python", "sleeping", 0, 1)], [], "no driver", [], "working")
     assert "nothing is known of GPUs (no driver)" in words

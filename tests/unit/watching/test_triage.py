@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from aerie.common.errors import InputError
-from aerie.watching.triage import Catalogue, Triage, needles, triage
+from aerie.watching.catalogue import Catalogue, needles
+from aerie.watching.log_file import triage
+from aerie.watching.triage import Triage
 from support.paths import ROOT
 
 PATTERNS = ROOT / "config" / "log_patterns.yaml"

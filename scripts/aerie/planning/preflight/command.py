@@ -19,7 +19,7 @@ from aerie.planning.preflight.machine import check_endpoints, check_room
 from aerie.planning.preflight.result import SEVERITIES, CheckResult, worst
 from aerie.planning.preflight.verifier import check_verifier
 from aerie.planning.preflight.versions import check_versions, installed_versions
-from aerie.watching.triage import Catalogue
+from aerie.watching.catalogue import Catalogue
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 STATUS = {"ok": 0, "note": 0, "warning": 3, "error": 1}

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from aerie.planning.preflight.result import CheckResult
-from aerie.watching.triage import Catalogue, triage
+from aerie.watching.catalogue import Catalogue
+from aerie.watching.log_file import triage
 
 IMPORTS = ("torch", "transformers", "speculators", "hs_connectors.transfer", "vllm.LLM")
 
