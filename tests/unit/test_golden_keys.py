@@ -8,8 +8,9 @@ from aerie.common.files import digest
 from aerie.config import Drafter, Engine, SelfPrompts
 from aerie.corpus.cleaning import duplicate_key, prompt_hash
 from aerie.drafter.train import drafter_key
-from aerie.evaluation.acceptance import AcceptanceSettings, acceptance_key
-from aerie.evaluation.speed import SpeedSettings, speed_key
+from aerie.evaluation.acceptance import acceptance_key
+from aerie.evaluation.results import AcceptanceSettings, SpeedSettings
+from aerie.evaluation.speed import speed_key
 from aerie.generation.answers import Sampling
 from aerie.generation.self_prompts import attempt_seed, attempts_key
 from aerie.states.convention import Convention

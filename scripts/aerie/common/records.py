@@ -25,6 +25,14 @@ class Record(BaseModel):
         return cls.parse(read_json(path), path)
 
     @classmethod
+    def find(cls, path: Path | str) -> Self | None:
+        """The record in `path`; None when there is none that can be read."""
+        try:
+            return cls.read(path)
+        except InputError:
+            return None
+
+    @classmethod
     def parse(cls, value: Any, path: Path | str) -> Self:
         """The record in a parsed JSON value; `path` is named in errors."""
         try:

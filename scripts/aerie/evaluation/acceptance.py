@@ -6,53 +6,14 @@ from typing import Any
 from aerie.common.errors import InputError
 from aerie.common.files import digest
 from aerie.common.progress import JobProgress
-from aerie.common.records import Record
 from aerie.common.versions import EVALUATION_VERSION
 from aerie.config import Config
 from aerie.corpus.prompt_sets import read_heldout, read_prompt_file
 from aerie.engine.in_process import Engine
 from aerie.engine.protocol import Request
+from aerie.evaluation.results import Acceptance, AcceptanceSettings, PromptSetAcceptance
 from aerie.evaluation.served import ServedDrafter
 from aerie.verifier.fingerprint import Fingerprint
-
-
-class AcceptanceSettings(Record):
-    """What acceptance was measured with."""
-
-    num_speculative_tokens: int
-    """Tokens drafted per step of the verifier (K)."""
-    max_prompts: int
-    """Prompts per set, at most."""
-    max_tokens: int
-    """Longest answer, tokens."""
-    max_length: int
-    """Longest prompt and answer together, tokens."""
-    temperature: float
-    engine: dict[str, Any]
-    """The section `engine` of the configuration."""
-
-
-class PromptSetAcceptance(Record):
-    """Acceptance on one set of prompts."""
-
-    acceptance_length: float
-    """1 + accepted / drafts: mean tokens per step of the verifier, its own token included."""
-    acceptance_per_position: list[float]
-    """Of each position k: share of drafts in which all tokens up to k were accepted."""
-    num_drafts: int
-    """Drafts that the verifier checked."""
-    num_accepted_tokens: int
-    """Drafted tokens that it accepted."""
-    prompts: int
-    generated_tokens: int
-
-
-class Acceptance(PromptSetAcceptance):
-    """`evaluation/<name>/acceptance.json`: the held-out prompts' acceptance, then every set's."""
-
-    prompt_sets: dict[str, PromptSetAcceptance]
-    """By name, `heldout` among them."""
-    settings: AcceptanceSettings
 
 
 def count_acceptance(

@@ -7,73 +7,17 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field
-
 from aerie.common.files import digest
 from aerie.common.machine import describe_machine
 from aerie.common.progress import JobProgress
-from aerie.common.records import Record
 from aerie.common.versions import EVALUATION_VERSION
 from aerie.config import Config
 from aerie.corpus.prompt_sets import read_heldout
 from aerie.engine.in_process import Engine
 from aerie.engine.protocol import Request
+from aerie.evaluation.results import Speed, SpeedSettings, Speedup, Timing
 from aerie.evaluation.served import ServedDrafter
 from aerie.verifier.fingerprint import Fingerprint
-
-
-class SpeedSettings(Record):
-    """What speed was measured with."""
-
-    num_speculative_tokens: int
-    """Tokens drafted per step of the verifier (K)."""
-    prompts: int
-    max_tokens: int
-    """Longest answer, tokens."""
-    max_length: int
-    """Longest prompt and answer together, tokens."""
-    concurrency: list[int]
-    """Requests at a time, one timing each."""
-    temperature: float
-    engine: dict[str, Any]
-    """The section `engine` of the configuration."""
-
-
-class Timing(Record):
-    """All prompts answered at one concurrency."""
-
-    concurrency: int
-    """Requests at a time."""
-    prompts: int
-    generated_tokens: int
-    seconds: float
-    tokens_per_second: float
-    time_per_output_token_s: float
-    """Seconds per token of one request, mean over the requests: concurrency × seconds / tokens."""
-
-
-class Speedup(Record):
-    """With the drafter against without it, at one concurrency."""
-
-    concurrency: int
-    ratio: float
-    """Tokens per second with the drafter / without it."""
-
-
-class Speed(Record):
-    """`evaluation/<name>/speed.json`: timings without and with the drafter."""
-
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    without: list[Timing]
-    """By concurrency."""
-    with_: list[Timing] = Field(alias="with")
-    """By concurrency."""
-    speedup: list[Speedup]
-    """By concurrency."""
-    settings: SpeedSettings
-    machine: dict[str, Any]
-    """The machine and the software (`common.machine.describe_machine`)."""
 
 
 def speed_key(

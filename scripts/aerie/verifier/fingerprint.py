@@ -97,11 +97,8 @@ def read_fingerprint(path: Path) -> Fingerprint:
 def find_fingerprint(source: str, results: Path, run: str) -> Fingerprint | None:
     """The fingerprint that a run made of this source, from this run if it has one."""
     for path in (results / run / FINGERPRINT, *sorted(results.glob(f"*/{FINGERPRINT}"))):
-        try:
-            found = Fingerprint.read(path)
-        except InputError:
-            continue
-        if found.source == source:
+        found = Fingerprint.find(path)
+        if found and found.source == source:
             return found
     return None
 

@@ -1,7 +1,8 @@
 import pytest
 
 from aerie.common.errors import InputError
-from aerie.evaluation.acceptance import PromptSetAcceptance, count_acceptance
+from aerie.evaluation.acceptance import count_acceptance
+from aerie.evaluation.results import PromptSetAcceptance
 
 
 def counters(drafts, accepted, per_position):

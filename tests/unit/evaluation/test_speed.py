@@ -1,4 +1,4 @@
-from aerie.evaluation.speed import Speed, SpeedSettings, Speedup, Timing
+from aerie.evaluation.results import Speed, SpeedSettings, Speedup, Timing
 
 
 def test_the_file_has_the_keys_without_and_with(tmp_path):
