@@ -1,5 +1,7 @@
-"""The measurements of a drafter, `evaluation/<name>/{acceptance,speed}.json`. Light: the summary and
-the status read them."""
+"""The measurements of a drafter, `evaluation/<name>/{acceptance,speed}.json`.
+
+Light: the summary and the status page read them.
+"""
 
 from typing import Any
 
