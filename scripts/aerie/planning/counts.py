@@ -3,15 +3,17 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from aerie.common.files import read_json, read_json_lines, read_optional
+from aerie.common.files import read_json_lines
 from aerie.config import Config
 from aerie.corpus.cleaning import characters, cleaned, heldout_border, prompt_hash
 from aerie.corpus.prompt_sets import read_prompt_file
 from aerie.corpus.records import Meter
+from aerie.corpus.report import PromptsReport
 from aerie.corpus.sources import check_files, new_tallies
+from aerie.generation.manifest import ResponsesManifest
 from aerie.planning.dry_run import Planned
+from aerie.samples.report import SamplesReport
 
 COUNT_SECONDS = 4.0
 """How long the sources are read to count the prompts; the rest of a larger corpus is estimated."""
@@ -75,9 +77,9 @@ def count_prompts(config: Config, run: Path) -> PromptCount:
     hashes: list[int] = []
     length, whole, start = 0, True, time.monotonic()
     for found in cleaned(corpus, config.generation.mode, tallies, meter):
-        ids.append(found.record["id"])
-        hashes.append(prompt_hash(found.record))
-        length += characters(found.record)
+        ids.append(found.conversation["id"])
+        hashes.append(prompt_hash(found.conversation))
+        length += characters(found.conversation)
         if len(ids) % 500 == 0 and time.monotonic() - start > COUNT_SECONDS:
             whole = False
             break
@@ -99,17 +101,15 @@ class EarlierRun:
     generated, their manifest."""
 
     name: str
-    samples: dict[str, Any]
-    manifest: dict[str, Any]
+    samples: SamplesReport
+    manifest: ResponsesManifest | None
 
 
 def read_earlier_run(folder: Path) -> EarlierRun | None:
     """None when the run in `folder` has no samples yet."""
-    report = read_optional(folder / "samples/report.json")
-    if not report.get("train"):
-        return None
-    manifest = read_optional(folder / "responses/manifest.json")
-    return EarlierRun(folder.name, report, manifest)
+    report = SamplesReport.find(folder / "samples/report.json")
+    manifest = ResponsesManifest.find(folder / "responses/manifest.json")
+    return EarlierRun(folder.name, report, manifest) if report else None
 
 
 def count(config: Config, run: Path, planned: Planned, earlier: EarlierRun | None) -> Counts:
@@ -152,18 +152,19 @@ def count(config: Config, run: Path, planned: Planned, earlier: EarlierRun | Non
 
 def count_samples(config: Config, run: Path) -> Counts:
     """The numbers of a run whose samples are done."""
-    report = read_json(run / "samples/report.json")
-    train, heldout = (report[s] for s in SPLITS)
-    records = report["records_in"]
-    prompts = read_optional(run / "prompts/report.json").get("heldout")
+    report = SamplesReport.read(run / "samples/report.json")
+    train, heldout = report.train, report.heldout
+    records = report.records_in
+    prompts = PromptsReport.find(run / "prompts/report.json")
+    answers = ResponsesManifest.find(run / "responses/manifest.json")
     return Counts(
         records=records,
-        heldout=round(records * config.corpus.heldout_share) if prompts is None else prompts,
-        samples=train["samples"] + heldout["samples"],
-        tokens=train["tokens"] + heldout["tokens"],
-        train_tokens=train["tokens"],
-        supervised_tokens=sum(m.get("supervised_tokens", m["tokens"]) for m in (train, heldout)),
-        generated_tokens=read_optional(run / "responses/manifest.json").get("generated_tokens", 0),
+        heldout=prompts.heldout if prompts else round(records * config.corpus.heldout_share),
+        samples=train.samples + heldout.samples,
+        tokens=train.tokens + heldout.tokens,
+        train_tokens=train.tokens,
+        supervised_tokens=train.supervised_tokens + heldout.supervised_tokens,
+        generated_tokens=answers.generated_tokens if answers else 0,
         basis="counted in the samples",
         tokenized=True,
     )
@@ -184,18 +185,18 @@ def mean_lengths(config: Config, earlier: EarlierRun | None, length: float | Non
     generating = config.generation.mode == "generate"
     if earlier and bool(earlier.manifest) == generating:
         report, manifest = earlier.samples, earlier.manifest
-        samples = sum(report[s]["samples"] for s in SPLITS)
-        sample = sum(report[s]["tokens"] for s in SPLITS) / samples
+        samples = report.train.samples + report.heldout.samples
+        sample = (report.train.tokens + report.heldout.tokens) / samples
         answer = 0.0
         if manifest:
-            answer = manifest["generated_tokens"] / manifest["records"]
-            old, new = manifest["sampling"]["max_tokens"], config.generation.max_tokens
-            cut = manifest["truncated"] / max(1, manifest["answers"])
+            answer = manifest.generated_tokens / manifest.records
+            old, new = manifest.sampling.max_tokens, config.generation.max_tokens
+            cut = manifest.truncated / max(1, manifest.answers)
             # A shorter limit cuts in proportion; of a longer one, cut answers use about half.
             changed = answer * new / old if new < old else answer + cut * (new - old) / 2
             sample, answer = sample + changed - answer, changed
         basis = f"of the run {earlier.name}"
-        return Means(answer, sample, samples / report["records_in"], basis)
+        return Means(answer, sample, samples / report.records_in, basis)
     prompt = (length or PROMPT_CHARACTERS) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
     answer = ANSWER_SHARE * config.generation.max_tokens if generating else 0.0
     basis = (

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.common.files import read_json
 from aerie.config import Config
 from aerie.planning.counts import Counts, Ids
+from aerie.samples.shards import ShardList
 from aerie.verifier.compatibility import resolve_layer_ids
+from aerie.verifier.fingerprint import Fingerprint
 
 LARGEST_ANSWERS = 200 * 2**20
 """Answers of more bytes than this are not read to see which prompts have one."""
@@ -24,35 +25,33 @@ class Kept:
     later: int = 0
 
 
-def find_kept(
-    config: Config, run: Path, fingerprint: dict[str, Any] | None, counts: Counts
-) -> Kept:
+def find_kept(config: Config, run: Path, fingerprint: Fingerprint | None, counts: Counts) -> Kept:
     """What the store holds for this run. Sets `counts.shards`."""
     from aerie.states.convention import Convention
     from aerie.states.store import Store, is_done
 
     counts.shards = max(1, round(counts.samples / config.hidden_states.samples_per_shard))
-    if not fingerprint or fingerprint["source"] != config.verifier.source:
+    if not fingerprint or fingerprint.source != config.verifier.source:
         return Kept()
     convention = Convention(
-        fingerprint["fingerprint"],
-        tuple(resolve_layer_ids(config.hidden_states.aux_layer_ids, fingerprint["num_layers"])),
-        fingerprint["hidden_size"],
+        fingerprint.fingerprint,
+        tuple(resolve_layer_ids(config.hidden_states.aux_layer_ids, fingerprint.num_layers)),
+        fingerprint.hidden_size,
         config.hidden_states.format,
         config.hidden_states.last_state,
     )
     store = Store(Path(config.store), convention)
     generating = config.generation.mode == "generate"
     if counts.tokenized:
-        shards = read_json(run / "samples/shards.json")["shards"]
-        here = [s for s in shards if is_done(store, s["id"])]
-        tokens = sum(s["tokens"] for s in here)
+        shards = ShardList.read(run / "samples/shards.json").shards
+        here = [s for s in shards if is_done(store, s.id)]
+        tokens = sum(s.tokens for s in here)
         counts.shards = len(shards)
         answers = counts.records if generating else 0
         return Kept(answers, len(here), tokens, counts.tokens - tokens)
     if counts.splits is None or not generating:
         return Kept()
-    return find_kept_groups(config, fingerprint["fingerprint"], counts, counts.splits, store)
+    return find_kept_groups(config, fingerprint.fingerprint, counts, counts.splits, store)
 
 
 def find_kept_groups(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from aerie.common.files import free_bytes, read_optional
+from aerie.common.files import free_bytes
 from aerie.common.formatting import GIB
 from aerie.common.machine import main_memory
 from aerie.config import Config
@@ -14,6 +14,7 @@ from aerie.planning.counts import Counts
 from aerie.planning.hardware import Hardware
 from aerie.planning.kept import Kept
 from aerie.planning.shape import Shape, VerifierSize, parameters
+from aerie.states.manifest import LaneManifest
 
 DEFAULT_AUX_LAYERS = 3
 
@@ -198,8 +199,7 @@ def stored_share(run: Path) -> float:
         *run.glob("hidden_states/lane-*.json"),
         *run.parent.glob("*/hidden_states/lane-*.json"),
     ]:
-        lane = read_optional(path)
-        if lane.get("raw_bytes") and lane["convention"]["format"] == "lossless":
-            stored, raw = lane["bytes"], lane["raw_bytes"] - lane.get("omitted_bytes", 0)
-            return float(stored / raw)
+        lane = LaneManifest.find(path)
+        if lane and lane.raw_bytes and lane.convention.format == "lossless":
+            return lane.bytes / (lane.raw_bytes - lane.omitted_bytes)
     return costs.LOSSLESS_SHARE

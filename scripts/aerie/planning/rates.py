@@ -1,16 +1,21 @@
 """Rates that earlier runs of the verifier show: seconds a token, a record, an operation."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from aerie.common.errors import InputError
 from aerie.common.files import read_optional
 from aerie.common.stages import benchmark_seconds
 from aerie.config.drafter import Drafter
+from aerie.corpus.report import PromptsReport
+from aerie.drafter.metrics import read_metrics
+from aerie.evaluation.results import Acceptance, Speed
+from aerie.generation.manifest import ResponsesManifest
 from aerie.planning.costs import drafter_parameters, training_operations
 from aerie.planning.shape import Shape
-from aerie.verifier.fingerprint import FINGERPRINT
+from aerie.samples.report import SamplesReport
+from aerie.states.manifest import LaneManifest
+from aerie.verifier.fingerprint import FINGERPRINT, Fingerprint
 
 FROM_STORE_SECONDS = 10
 """A measurement in the engine that took less found its answers in the store."""
@@ -28,11 +33,12 @@ class Rate:
         return self.fixed + units * self.seconds_each if units else 0.0
 
 
-def earlier_runs(fingerprint: dict[str, Any] | None, run: Path) -> list[Path]:
+def earlier_runs(fingerprint: Fingerprint | None, run: Path) -> list[Path]:
     """Folders of the runs with this verifier beside `run`; `run` itself comes last."""
     found = []
     for path in sorted(run.parent.glob(f"*/{FINGERPRINT}")):
-        if fingerprint and read_optional(path).get("fingerprint") == fingerprint.get("fingerprint"):
+        other = Fingerprint.find(path)
+        if fingerprint and other and other.fingerprint == fingerprint.fingerprint:
             found.append(path.parent.parent)
     return sorted(found, key=lambda p: p == run)
 
@@ -46,21 +52,23 @@ def measured_rates(run: Path, shape: Shape | None) -> dict[str, Rate]:
     """
     rates: dict[str, Rate] = {}
     seconds = {p.parent.name: benchmark_seconds(p) for p in run.glob("benchmarks/*/run.tsv")}
-    made = read_optional(run / "responses/manifest.json")
-    if made.get("generated") and made.get("generated_tokens"):
-        tokens = made["generated_tokens"] * made["generated"] / made["records"]
-        working = made["seconds"] - made["load_seconds"]
+    made = ResponsesManifest.find(run / "responses/manifest.json")
+    if made and made.generated and made.generated_tokens:
+        tokens = made.generated_tokens * made.generated / made.records
+        working = made.seconds - made.load_seconds
         before = max(0.0, seconds.get("generate_responses", 0) - working)
         rates["generate_responses"] = Rate(working / tokens, before, run.name)
     for path in sorted(run.glob("hidden_states/lane-*.json")):
-        lane = read_optional(path)
-        if lane.get("extracted_tokens"):
-            each = lane["seconds"] / lane["extracted_tokens"]
+        lane = LaneManifest.find(path)
+        if lane and lane.extracted_tokens:
+            each = lane.seconds / lane.extracted_tokens
             rates["extract_hidden_states"] = Rate(each, 0.0, run.name)
-    for stage, folder in (("collect_prompts", "prompts"), ("tokenize_samples", "samples")):
-        records = read_optional(run / folder / "report.json").get("records_in")
-        if records and seconds.get(stage):
-            rates[stage] = Rate(seconds[stage] / records, 0.0, run.name)
+    for stage, report in (
+        ("collect_prompts", PromptsReport.find(run / "prompts/report.json")),
+        ("tokenize_samples", SamplesReport.find(run / "samples/report.json")),
+    ):
+        if report and report.records_in and seconds.get(stage):
+            rates[stage] = Rate(seconds[stage] / report.records_in, 0.0, run.name)
     for stage in ("import_verifier", "render_report"):
         if seconds.get(stage):
             rates[stage] = Rate(0.0, seconds[stage], run.name)
@@ -77,17 +85,18 @@ def measured_rates(run: Path, shape: Shape | None) -> dict[str, Rate]:
 def _measuring_rates(run: Path, name: str) -> dict[str, Rate]:
     """Rates of the measurements of one drafter."""
     rates: dict[str, Rate] = {}
-    acceptance = read_optional(run / "evaluation" / name / "acceptance.json")
+    acceptance = Acceptance.find(run / "evaluation" / name / "acceptance.json")
     took = benchmark_seconds(run / "benchmarks/measure_acceptance" / f"{name}.tsv")
-    tokens = sum(s.get("generated_tokens", 0) for s in acceptance.get("prompt_sets", {}).values())
+    sets = acceptance.prompt_sets.values() if acceptance else ()
+    tokens = sum(s.generated_tokens for s in sets)
     if tokens and took > FROM_STORE_SECONDS:
         rates["measure_acceptance"] = Rate(took / tokens, 0.0, run.name)
-    speed = read_optional(run / "evaluation" / name / "speed.json")
-    timed = [x for side in ("without", "with") for x in speed.get(side, [])]
+    speed = Speed.find(run / "evaluation" / name / "speed.json")
+    timed = speed.without + speed.with_ if speed else []
     took = benchmark_seconds(run / "benchmarks/measure_speed" / f"{name}.tsv")
-    working = sum(x["seconds"] for x in timed)
+    working = sum(x.seconds for x in timed)
     if timed and took > working:
-        tokens = sum(x["generated_tokens"] for x in timed)
+        tokens = sum(x.generated_tokens for x in timed)
         rates["measure_speed"] = Rate(working / tokens, took - working, run.name)
     return rates
 
@@ -99,22 +108,21 @@ def _training_rate(run: Path, folder: Path, shape: Shape) -> Rate | None:
     """
     took = benchmark_seconds(run / "benchmarks/train_drafter" / f"{folder.name}.tsv")
     config = read_optional(folder / "model/config.json")
-    samples = read_optional(run / "samples/report.json").get("train", {})
     try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        steps = [x for x in map(json.loads, lines) if not x.get("validation")]
-        epochs = steps[-1]["epoch"] + 1
-        ttt_steps = len(steps[-1]["accuracy"])
-        speed = sorted(x["tokens_per_second"] for x in steps)[len(steps) // 2]
-        tokens = samples["tokens"] * epochs
+        samples = SamplesReport.read(run / "samples/report.json").train
+        steps = [x for x in read_metrics(folder / "metrics.jsonl") if not x.validation]
+        epochs = steps[-1].epoch + 1
+        ttt_steps = len(steps[-1].accuracy)
+        speed = sorted(x.tokens_per_second or 0.0 for x in steps)[len(steps) // 2]
+        tokens = samples.tokens * epochs
         drafter = Drafter(
             vocabulary=config["draft_vocab_size"],
             num_layers=config["transformer_layer_config"]["num_hidden_layers"],
         )
         aux = len(config.get("eagle_aux_hidden_state_layer_ids") or [1, 1, 1])
-    except (OSError, ValueError, KeyError, IndexError):
+    except (InputError, ValueError, KeyError, IndexError):
         return None
-    if took < 0.7 * tokens / speed:
+    if not speed or took < 0.7 * tokens / speed:
         return None
     size = drafter_parameters(shape, drafter, aux)
     operations = training_operations(size, ttt_steps, tokens)

@@ -7,6 +7,7 @@ from typing import Any
 from aerie.common.errors import InputError
 from aerie.common.files import read_json
 from aerie.verifier.checkpoint import gguf_config
+from aerie.verifier.fingerprint import Fingerprint
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
@@ -124,13 +125,13 @@ class VerifierSize:
     weights: float
 
 
-def find_verifier_size(source: str, fingerprint: dict[str, Any] | None) -> VerifierSize | None:
+def find_verifier_size(source: str, fingerprint: Fingerprint | None) -> VerifierSize | None:
     """Shape and weights of a verifier on this machine, without loading it.
 
     The shape is read from its config.json, or from the GGUF file that it will be made from. None
     for a Hugging Face id that is not in the hub's cache.
     """
-    folder = Path((fingerprint or {}).get("path", source))
+    folder = fingerprint.folder if fingerprint else Path(source)
     if (folder / "config.json").is_file():
         values = read_json(folder / "config.json")
     elif source.startswith("package:"):

@@ -18,7 +18,7 @@ from aerie.common.errors import InputError
 from aerie.config import load_config
 from aerie.planning.preflight.gpus import check_gpus
 from aerie.planning.preflight.imports import check_imports, start_imports
-from aerie.planning.preflight.machine import check_endpoints, check_room
+from aerie.planning.preflight.machine import check_disk_room, check_endpoints
 from aerie.planning.preflight.result import worst
 from aerie.planning.preflight.verifier import check_verifier
 from aerie.planning.preflight.versions import check_versions
@@ -197,7 +197,7 @@ def test_no_gpu_is_fine_unless_configured(monkeypatch):
 
 @pytest.mark.parametrize(("gib", "severity"), [(0.5, "error"), (5, "warning"), (500, "ok")])
 def test_nearly_full_disk_is_reported(tmp_path, gib, severity):
-    found = check_room(
+    found = check_disk_room(
         tmp_path / "not" / "made" / "yet",
         False,
         1,

@@ -15,7 +15,7 @@ from aerie.common.text import printable
 from aerie.config import check_paths, load_config, read_config
 from aerie.planning.preflight.gpus import check_gpus
 from aerie.planning.preflight.imports import check_imports, start_imports
-from aerie.planning.preflight.machine import check_endpoints, check_room
+from aerie.planning.preflight.machine import check_disk_room, check_endpoints
 from aerie.planning.preflight.result import SEVERITIES, CheckResult, worst
 from aerie.planning.preflight.verifier import check_verifier
 from aerie.planning.preflight.versions import check_versions, installed_versions
@@ -79,7 +79,7 @@ def run_checks(
             if facts:
                 results += check_gpus(config, facts)
             gpus = bool(facts.get("devices"))
-            results += check_room(store, gpus, config.engine.cpu_cache_gib)
+            results += check_disk_room(store, gpus, config.engine.cpu_cache_gib)
         return results
     finally:
         if process.poll() is None:

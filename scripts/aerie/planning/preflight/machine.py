@@ -14,7 +14,7 @@ from aerie.common.formatting import GIB
 from aerie.planning.preflight.result import CheckResult
 
 
-def check_room(
+def check_disk_room(
     folder: Path,
     gpus: bool,
     cache_gib: int,

@@ -11,6 +11,7 @@ from aerie.planning.preflight.template import check_template
 from aerie.planning.preflight.weights import check_weights
 from aerie.verifier.checkpoint import find_verifier, text_config
 from aerie.verifier.compatibility import check_config, resolve_layer_ids
+from aerie.verifier.fingerprint import Sizes
 
 
 def check_verifier(config: Config, store: Path) -> list[CheckResult]:
@@ -77,13 +78,9 @@ def _check_remote_code(raw: dict[str, Any], trusted: bool) -> list[CheckResult]:
 
 
 def _check_fit(config: Config, text: Any) -> list[CheckResult]:
-    described = {
-        "num_layers": text.num_hidden_layers,
-        "vocab_size": text.vocab_size,
-        "max_length": text.max_position_embeddings,
-    }
+    sizes = Sizes(text.num_hidden_layers, text.vocab_size, text.max_position_embeddings)
     try:
-        check_config(config, described)
+        check_config(config, sizes)
     except InputError as error:
         lines = str(error).split("\n  ")
         return [CheckResult("configuration", "error", line) for line in lines[1:] or lines]
