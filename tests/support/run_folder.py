@@ -16,10 +16,11 @@ from aerie.watching.page import draw
 from aerie.watching.status import gather
 from support.job_list import job_list
 from support.paths import SCRIPTS
+from support.records import fingerprint
 
 GONE = 2**22 + 1  # above the highest number that a process of Linux can have
 ME = psutil.Process().create_time()
-VERIFIER = json.dumps({"path": "verifiers/SmolLM2", "num_layers": 30, "hidden_size": 576})
+VERIFIER = json.dumps(fingerprint(path="verifiers/SmolLM2").as_json())
 
 
 class RunFolder:

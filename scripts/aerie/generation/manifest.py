@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from aerie.common.errors import InputError
 from aerie.common.records import Record
 from aerie.generation.answers import AnswerStore, Sampling
-from aerie.samples.shards import Splits
 from aerie.samples.stored_answer import StoredAnswer
+
+if TYPE_CHECKING:  # imports pyarrow, which the status page does without
+    from aerie.samples.shards import Splits
 
 
 class AnswerCounts(Record):
@@ -77,7 +80,7 @@ def count_answers(answers: Iterable[StoredAnswer]) -> AnswerCounts:
     )
 
 
-def load_answers(manifest: Path, store: Path, splits: Splits) -> dict[str, StoredAnswer]:
+def load_answers(manifest: Path, store: Path, splits: "Splits") -> dict[str, StoredAnswer]:
     """The answers that the manifest in this file promises, by record id; `InputError` if one of
     them is no longer in the store."""
     wanted = {record["id"] for records in splits.values() for record in records}

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from aerie.chat.template import ChatTemplate, UserTurn
 from aerie.common.errors import InputError
 from aerie.common.files import digest, write_json_lines
@@ -28,6 +26,7 @@ from aerie.engine.in_process import Engine
 from aerie.engine.protocol import Request
 from aerie.generation.judging import Judge, Verdict, text_signature
 from aerie.generation.record_files import RecordFiles
+from aerie.generation.self_prompts_report import DroppedAttempt, SelfPromptsReport
 
 MAX_ATTEMPTS = 5.0
 """Attempts for each wanted prompt; the stage fails when they do not suffice."""
@@ -48,44 +47,6 @@ class Attempt(Record):
     """Number of the attempt."""
     ids: list[int]
     """The tokens written, with the one that ended the turn if there is one."""
-
-
-class DroppedAttempt(BaseModel):
-    """An attempt that was dropped."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    attempt: int
-    """Its number."""
-    text: str
-    """What was written, cut after 300 characters."""
-    detail: str
-    """More about the reason."""
-
-
-class SelfPromptsReport(Record):
-    """What became of the attempts up to the one that gave the last prompt."""
-
-    key: str
-    """Folder of the attempts in the store."""
-    verifier: str
-    """Fingerprint of the verifier."""
-    settings: dict[str, Any]
-    """The section `self_prompts`."""
-    attempted: int
-    """Attempts; `kept` and the counts of `dropped` add up to it."""
-    kept: int
-    """Prompts."""
-    dropped: dict[str, int]
-    """Reason → attempts."""
-    tokens: int
-    """Tokens of the prompts."""
-    asked: int
-    """Attempts that this job made. The others were in the store; some may be spare ones."""
-    examples: dict[str, list[DroppedAttempt]]
-    """Reason → up to three attempts."""
-    seconds: float
-    """Time of the whole job, seconds."""
 
 
 class AttemptStore(RecordFiles[Attempt]):

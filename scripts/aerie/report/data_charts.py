@@ -53,15 +53,16 @@ def counts(run: Run) -> go.Figure:
 
 def lengths(run: Run) -> go.Figure | None:
     """Lengths of the samples, one panel a split, with the median and the 90th percentile."""
-    found = {s: run.samples[s] for s in SPLITS if run.samples[s].get("lengths")}
+    splits = {"train": run.samples.train, "heldout": run.samples.heldout}
+    found = {s: summary for s, summary in splits.items() if summary.lengths}
     if not found:
         return None
     figure = make_subplots(
         rows=len(found), cols=1, shared_xaxes=True, vertical_spacing=0.16,
-        subplot_titles=[f"{SPLITS[s]}, {x['samples']:,} samples" for s, x in found.items()],
+        subplot_titles=[f"{SPLITS[s]}, {x.samples:,} samples" for s, x in found.items()],
     )  # fmt: skip
     for row, summary in enumerate(found.values(), 1):
-        edges, values = summary["length_edges"], summary["lengths"]
+        edges, values = summary.length_edges, summary.lengths
         figure.add_bar(
             x=[(a + b) / 2 for a, b in itertools.pairwise(edges)],
             y=values,
@@ -76,11 +77,11 @@ def lengths(run: Run) -> go.Figure | None:
         )
         figure.update_yaxes(range=[0, 1.25 * max(values)], row=row, col=1)
         for name, text in (("p50", "median"), ("p90", "90 % under")):
-            if name in summary["length"]:
+            if name in summary.length:
                 figure.add_vline(
-                    x=summary["length"][name],
+                    x=summary.length[name],
                     line={"color": QUIET, "width": 1, "dash": "dot"},
-                    annotation={"text": f"{text} {summary['length'][name]:.0f}", "yanchor": "top"},
+                    annotation={"text": f"{text} {summary.length[name]:.0f}", "yanchor": "top"},
                     row=row,
                     col=1,
                 )
@@ -96,7 +97,7 @@ def coverage(run: Run) -> go.Figure | None:
     points = {
         int(size): share
         for found in run.coverage.values()
-        for size, share in found["coverage"].items()
+        for size, share in found.coverage.items()
     }
     sizes = sorted(points)
     figure = go.Figure()
@@ -113,10 +114,10 @@ def coverage(run: Run) -> go.Figure | None:
         names = ", ".join(d.name for d in run.drafters if d.vocabulary == size)
         figure.add_scatter(
             x=[size],
-            y=[found["covered"]],
+            y=[found.covered],
             mode="markers+text",
             marker={"size": 11, "color": COLOURS[0]},
-            text=[f"{label(names)}: {found['covered']:.1%}"],
+            text=[f"{label(names)}: {found.covered:.1%}"],
             textposition="bottom right",
             showlegend=False,
             hovertemplate=f"{size:,} tokens: %{{y:.2%}}<extra></extra>",

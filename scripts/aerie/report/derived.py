@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.report.run import SPLITS, Drafter, Run
+from aerie.report.drafter import TrainedDrafter
+from aerie.report.run import SPLITS, Run
+from aerie.states.manifest import ManifestConvention
 
 
 @dataclass(frozen=True)
@@ -24,18 +26,18 @@ def counts_by_stage(run: Run) -> list[StageCount]:
     """Records or samples after each stage."""
     prompts, responses = run.prompts, run.responses
     stages = [
-        StageCount("records read", undivided=prompts["records_in"]),
-        StageCount("kept after cleaning", prompts.get("train", 0), prompts.get("heldout", 0)),
+        StageCount("records read", undivided=prompts.records_in),
+        StageCount("kept after cleaning", prompts.train, prompts.heldout),
     ]
     if responses:
-        answered = responses["records"] - responses.get("not_answered", 0)
+        answered = responses.records - responses.not_answered
         stages.append(StageCount("answered by the verifier", undivided=answered))
-    samples = {s: run.samples[s]["samples"] for s in SPLITS}
-    stages.append(StageCount("samples", **samples))
+    samples = run.samples
+    stages.append(StageCount("samples", samples.train.samples, samples.heldout.samples))
     with_states = dict.fromkeys(SPLITS, 0)
     for lane in run.lanes:
-        for shard in lane["shards"]:
-            with_states[shard["split"]] += len(shard["samples"])
+        for shard in lane.shards:
+            with_states[shard.split] += len(shard.samples)
     stages.append(StageCount("samples with hidden states", **with_states))
     return stages
 
@@ -62,7 +64,7 @@ class States:
     captured_tokens: int
     kept_tokens: int
     spared_start: float | None
-    convention: dict[str, Any]
+    convention: ManifestConvention | None
 
     @property
     def share(self) -> float | None:
@@ -70,29 +72,26 @@ class States:
 
 
 def describe_states(run: Run) -> States:
-    responses = run.responses or {}
-
-    def total(key: str) -> int:
-        return sum(lane.get(key, 0) for lane in run.lanes)
-
-    tokens, extracted = total("tokens"), total("extracted_tokens")
+    lanes, responses = run.lanes, run.responses
+    tokens = sum(lane.tokens for lane in lanes)
+    extracted = sum(lane.extracted_tokens for lane in lanes)
     found = tokens - extracted
     # A later run may want fewer samples than an earlier one captured.
-    captured = min(responses.get("captured", {}).get("tokens", 0), max(0, found))
+    captured = min(responses.captured.tokens, max(0, found)) if responses else 0
     return States(
-        samples=total("samples"),
+        samples=sum(lane.samples for lane in lanes),
         tokens=tokens,
-        shards=sum(len(lane["shards"]) for lane in run.lanes),
-        raw_bytes=total("raw_bytes"),
-        omitted_bytes=total("omitted_bytes"),
-        bytes=total("bytes"),
-        extracted_samples=total("extracted_samples"),
+        shards=sum(len(lane.shards) for lane in lanes),
+        raw_bytes=sum(lane.raw_bytes for lane in lanes),
+        omitted_bytes=sum(lane.omitted_bytes for lane in lanes),
+        bytes=sum(lane.bytes for lane in lanes),
+        extracted_samples=sum(lane.extracted_samples for lane in lanes),
         extracted_tokens=extracted,
-        copied_samples=total("copied_samples"),
+        copied_samples=sum(lane.copied_samples for lane in lanes),
         captured_tokens=captured,
         kept_tokens=max(0, found - captured),
-        spared_start=responses.get("load_seconds") if captured and not extracted else None,
-        convention=run.lanes[0].get("convention", {}) if run.lanes else {},
+        spared_start=responses.load_seconds if responses and captured and not extracted else None,
+        convention=lanes[0].convention if lanes else None,
     )
 
 
@@ -107,14 +106,14 @@ class Training:
     wait_share: float | None
 
 
-def describe_training(drafter: Drafter) -> Training:
+def describe_training(drafter: TrainedDrafter) -> Training:
     lines = drafter.training
-    speeds = [x["tokens_per_second"] for x in lines if x.get("tokens_per_second")]
-    waits = [x["wait_share"] for x in lines if x.get("wait_share") is not None]
+    speeds = [x.tokens_per_second for x in lines if x.tokens_per_second]
+    waits = [x.wait_share for x in lines if x.wait_share is not None]
     return Training(
         steps=len(lines),
-        loss=lines[-1]["loss"] if lines else None,
-        validation_loss=drafter.validation[-1]["loss"] if drafter.validation else None,
+        loss=lines[-1].loss if lines else None,
+        validation_loss=drafter.validation[-1].loss if drafter.validation else None,
         tokens_per_second=sum(speeds) / len(speeds) if speeds else None,
         wait_share=sum(waits) / len(waits) if waits else None,
     )
@@ -132,7 +131,7 @@ def machines(run: Run) -> list[MeasuredOn]:
     """The machines that speed was measured on, each once."""
     found: list[MeasuredOn] = []
     for drafter in run.drafters:
-        machine = drafter.speed.get("machine")
+        machine = drafter.speed.machine
         if not machine:
             continue
         same = next((m for m in found if m.machine == machine), None)

@@ -1,35 +1,41 @@
 """Plots of the drafters side by side: training, acceptance, speed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from aerie.drafter.metrics import MetricsLine
+from aerie.report.drafter import TrainedDrafter
 from aerie.report.plotting import COLOURS, PALE, QUIET, bars_across, colour_of, faded, label, style
-from aerie.report.run import Drafter
 
 POINTS = 150
 """Points of a training curve; each is the mean of the steps around it."""
 
 
-def smooth(lines: Sequence[dict[str, Any]], values: Iterable[float]) -> tuple[list, list]:
+def smooth(steps: Sequence[int], values: Iterable[float]) -> tuple[list[float], list[float]]:
     """Steps and values, averaged over equal stretches so that `POINTS` at most are left."""
-    pairs = [(x["step"], v) for x, v in zip(lines, values, strict=True)]
+    pairs = list(zip(steps, values, strict=True))
     stretch = max(1, -(-len(pairs) // POINTS))
     groups = [pairs[i : i + stretch] for i in range(0, len(pairs), stretch)]
-    steps = [sum(s for s, _ in g) / len(g) for g in groups]
-    return steps, [sum(v for _, v in g) / len(g) for g in groups]
+    means = [sum(s for s, _ in g) / len(g) for g in groups]
+    return means, [sum(v for _, v in g) / len(g) for g in groups]
 
 
 def _curves(
-    figure: go.Figure, drafter: Drafter, number: int, values: Any, place: dict[str, Any], form: str
+    figure: go.Figure,
+    drafter: TrainedDrafter,
+    number: int,
+    values: Callable[[MetricsLine], float],
+    place: dict[str, Any],
+    form: str,
 ) -> None:
     """A drafter's training curve, pale, and its validation, strong; `values(line)` is drawn."""
     colour = colour_of(number)
     name = label(drafter.name)
     legend = {"showlegend": place.get("col", 1) == 1 and place.get("row", 1) == 1}
-    steps, means = smooth(drafter.training, [values(x) for x in drafter.training])
+    steps, means = smooth([x.step for x in drafter.training], [values(x) for x in drafter.training])
     figure.add_scatter(
         x=steps,
         y=means,
@@ -42,32 +48,36 @@ def _curves(
         **place,
     )
     figure.add_scatter(
-        x=[x["step"] for x in drafter.validation],
+        x=[x.step for x in drafter.validation],
         y=[values(x) for x in drafter.validation],
         mode="lines+markers",
         line={"color": colour, "width": 2},
         marker={"size": 8, "color": colour},
         name=f"{name}, validation",
         legendgroup=f"{number}-validation",
-        customdata=[x["epoch"] + 1 for x in drafter.validation],
+        customdata=[x.epoch + 1 for x in drafter.validation],
         hovertemplate=f"epoch %{{customdata}}: %{{y:{form}}}<extra>{name}, validation</extra>",
         **legend,
         **place,
     )
 
 
-def loss(drafters: list[Drafter]) -> go.Figure:
+def loss(drafters: list[TrainedDrafter]) -> go.Figure:
     figure = go.Figure()
     for number, drafter in enumerate(drafters):
-        _curves(figure, drafter, number, lambda x: x["loss"], {}, ".3f")
+        _curves(figure, drafter, number, lambda x: x.loss, {}, ".3f")
     figure.update_xaxes(title_text="step", rangemode="tozero")
     figure.update_yaxes(title_text="loss")
     return style(figure, 320)
 
 
-def accuracy(drafters: list[Drafter]) -> go.Figure | None:
+def _accuracy_of(step: int) -> Callable[[MetricsLine], float]:
+    return lambda line: line.accuracy[step]
+
+
+def accuracy(drafters: list[TrainedDrafter]) -> go.Figure | None:
     """Cumulative accuracy, a panel for each drafted token (TTT step)."""
-    count = max((len(x["accuracy"]) for d in drafters for x in d.metrics), default=0)
+    count = max((len(x.accuracy) for d in drafters for x in d.metrics), default=0)
     if count == 0:
         return None
     columns = min(count, 4)
@@ -78,9 +88,9 @@ def accuracy(drafters: list[Drafter]) -> go.Figure | None:
         subplot_titles=[f"drafted token {k + 1}" for k in range(count)],
     )  # fmt: skip
     for number, drafter in enumerate(drafters):
-        for k in range(len(drafter.metrics[0]["accuracy"]) if drafter.metrics else 0):
+        for k in range(len(drafter.metrics[0].accuracy) if drafter.metrics else 0):
             place = {"row": k // columns + 1, "col": k % columns + 1}
-            _curves(figure, drafter, number, lambda x, k=k: x["accuracy"][k], place, ".1%")
+            _curves(figure, drafter, number, _accuracy_of(k), place, ".1%")
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     figure.update_yaxes(title_text="correct, and all before it", col=1)
     figure.update_xaxes(title_text="step", rangemode="tozero", row=rows)
@@ -93,12 +103,12 @@ def accuracy(drafters: list[Drafter]) -> go.Figure | None:
     )
 
 
-def positions(drafters: list[Drafter]) -> go.Figure:
+def positions(drafters: list[TrainedDrafter]) -> go.Figure:
     """Acceptance by position as served (bars), validation's accuracy beside it (diamonds)."""
     figure = go.Figure()
     for number, drafter in enumerate(drafters):
         name, colour = label(drafter.name), colour_of(number)
-        served = drafter.acceptance["acceptance_per_position"]
+        served = drafter.acceptance.acceptance_per_position
         figure.add_bar(
             x=[f"token {k}" for k in range(1, len(served) + 1)],
             y=served,
@@ -129,15 +139,15 @@ def positions(drafters: list[Drafter]) -> go.Figure:
     return style(figure, 330, barmode="group", bargap=0.3, bargroupgap=0.08)
 
 
-def prompt_sets(drafters: list[Drafter]) -> go.Figure:
+def prompt_sets(drafters: list[TrainedDrafter]) -> go.Figure:
     """Acceptance length of each prompt set; the bars begin at 1, a verifier without a drafter."""
     figure = go.Figure()
-    names = list(dict.fromkeys(n for d in drafters for n in d.acceptance["prompt_sets"]))
+    names = list(dict.fromkeys(n for d in drafters for n in d.acceptance.prompt_sets))
     highest = 1.0
     for number, drafter in enumerate(drafters):
-        sets = drafter.acceptance["prompt_sets"]
+        sets = drafter.acceptance.prompt_sets
         found = [n for n in names if n in sets]
-        values = [sets[n]["acceptance_length"] for n in found]
+        values = [sets[n].acceptance_length for n in found]
         highest = max([highest, *values])
         figure.add_bar(
             y=[_set_label(n) for n in found],
@@ -149,7 +159,7 @@ def prompt_sets(drafters: list[Drafter]) -> go.Figure:
             text=[f"{v:.2f}" for v in values],
             textposition="outside",
             cliponaxis=False,
-            customdata=[[sets[n].get("prompts", 0), sets[n]["num_drafts"], v] for n, v in
+            customdata=[[sets[n].prompts, sets[n].num_drafts, v] for n, v in
                         zip(found, values, strict=True)],
             hovertemplate="%{customdata[2]:.3f} on %{customdata[0]:,} prompts, "
             "%{customdata[1]:,} drafts<extra></extra>",
@@ -164,7 +174,7 @@ def _set_label(name: str) -> str:
     return "held-out" if name == "heldout" else label(name)
 
 
-def speed(drafters: list[Drafter]) -> go.Figure:
+def speed(drafters: list[TrainedDrafter]) -> go.Figure:
     """Tokens a second and time per output token, without and with, by concurrency."""
     rows = [(d, s) for d in drafters for s in d.speeds]
     places = [

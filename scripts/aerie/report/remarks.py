@@ -1,28 +1,20 @@
 """The report in words: the result, the gap to validation and its causes, losses and oddities."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from aerie.common.text import shorten
-from aerie.report.run import EXAMPLES, Drafter, Run
+from aerie.report.drafter import TrainedDrafter, speed_words
+from aerie.report.run import EXAMPLES, Run
 
 LARGE_GAP = 0.3
 """Tokens a step by which validation may exceed what is served before it is called a mismatch."""
 
 
-def speed_words(ratio: float) -> str:
-    if ratio >= 1.005:
-        return f"{ratio:.2f} times as fast as without it"
-    if ratio > 0.995:
-        return "as fast as without it"
-    return f"at {ratio:.2f} of its speed without it"
-
-
-def answer(drafter: Drafter) -> str:
+def answer(drafter: TrainedDrafter) -> str:
     """The result in one sentence that follows the drafter's name."""
     first = drafter.speeds[0]
     text = (
-        f"each verifier step yields {drafter.acceptance['acceptance_length']:.2f} tokens on "
+        f"each verifier step yields {drafter.acceptance.acceptance_length:.2f} tokens on "
         f"held-out prompts, and vLLM generates {speed_words(first.ratio)} "
         f"(concurrency {first.concurrency})"
     )
@@ -54,7 +46,7 @@ def explain_gap(run: Run) -> str:
     )
 
 
-def likely_causes(run: Run, drafter: Drafter) -> list[str]:
+def likely_causes(run: Run, drafter: TrainedDrafter) -> list[str]:
     """What to look at when validation expects far more than is served, likeliest first."""
     causes = []
     generation = run.config.generation
@@ -99,12 +91,12 @@ class Loss:
 def losses(run: Run) -> list[Loss]:
     """Why records were left out, stage by stage."""
     found = []
-    for name, source in run.prompts["sources"].items():
-        for reason, count in source.get("dropped", {}).items():
-            examples = [_example(e) for e in source.get("examples", {}).get(reason, [])]
+    for name, source in run.prompts.sources.items():
+        for reason, count in source.dropped.items():
+            examples = [_example(e) for e in source.examples.get(reason, [])]
             found.append(_loss(f"cleaning, {name}", reason, count, examples))
-    for reason, count in run.samples["dropped"].items():
-        examples = [run.describe_sample(i) for i in run.samples["examples"].get(reason, [])]
+    for reason, count in run.samples.dropped.items():
+        examples = [run.describe_sample(i) for i in run.samples.examples.get(reason, [])]
         found.append(_loss("samples", reason, count, examples))
     for reason, ids in run.quarantined().items():
         examples = [run.describe_sample(i) for i in ids[:EXAMPLES]]
@@ -112,42 +104,38 @@ def losses(run: Run) -> list[Loss]:
     return found
 
 
-def _loss(stage: str, reason: str, count: int, examples: list[Any]) -> Loss:
-    return Loss(stage, reason, count, [shorten(str(e)) for e in examples[:EXAMPLES]])
+def _loss(stage: str, reason: str, count: int, examples: list[str]) -> Loss:
+    return Loss(stage, reason, count, [shorten(e) for e in examples[:EXAMPLES]])
 
 
-def _example(example: Any) -> str:
+def _example(example: dict[str, str]) -> str:
     """Where a dropped record is and what is wrong with it; its id where neither is known."""
-    if not isinstance(example, dict):
-        return str(example)
-    where = " ".join(str(example[k]) for k in ("file", "place") if example.get(k))
-    known = [str(text) for text in (where, example.get("detail")) if text]
-    return ": ".join(known) or str(example.get("id", ""))
+    where = " ".join(example[k] for k in ("file", "place") if example.get(k))
+    return ": ".join(filter(None, (where, example.get("detail")))) or example.get("id", "")
 
 
 def remarks(run: Run) -> list[str]:
     """Oddities of what was kept."""
-    found = list(run.prompts.get("warnings", []))
-    for name, source in run.prompts["sources"].items():
-        for note, count in source.get("changed", {}).items():
+    found = list(run.prompts.warnings)
+    for name, source in run.prompts.sources.items():
+        for note, count in source.changed.items():
             found.append(f"{name}: {note}: {count:,} records, kept.")
-    responses = run.responses or {}
-    if responses.get("truncated"):
-        share = responses["truncated"] / max(1, responses.get("answers", 0))
+    responses = run.responses
+    if responses and responses.truncated:
+        share = responses.truncated / max(1, responses.answers)
         found.append(
-            f"{responses['truncated']:,} of {responses.get('answers', 0):,} answers ({share:.0%}) "
+            f"{responses.truncated:,} of {responses.answers:,} answers ({share:.0%}) "
             "were cut at generation.max_tokens or the window, and kept."
         )
-    for part, count in run.samples.get("lost_by_template", {}).items():
-        examples = run.samples["examples"].get(f"the template loses: {part}", [])
+    for part, count in run.samples.lost_by_template.items():
+        examples = run.samples.examples.get(f"the template loses: {part}", [])
         found.append(
             f"The chat template loses {part} of {count:,} records, kept: "
             + "; ".join(run.describe_sample(i) for i in examples)
         )
-    failed = responses.get("captured", {}).get("failed", [])
-    if failed:
+    if responses and (failed := responses.captured.failed):
         found.append(
             f"{len(failed):,} shards could not be captured during generation and were extracted "
-            f"afterwards; the first: {shorten(str(failed[0]))}"
+            f"afterwards; the first: {shorten(failed[0])}"
         )
     return found

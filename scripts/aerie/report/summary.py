@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from aerie.common.errors import InputError
-from aerie.report.remarks import speed_words
-from aerie.report.run import Drafter, read_drafter, read_object
+from aerie.config import read_config
+from aerie.report.drafter import TrainedDrafter, read_drafter, speed_words
 from aerie.report.serving import serve_command, verifier_name
+from aerie.verifier.fingerprint import FINGERPRINT, Fingerprint
 
 RESULTS = Path("results")
 
@@ -16,10 +17,8 @@ def show_summary(folder: Path | None, config_files: list[Path]) -> None:
     Raises `InputError` when no drafter was measured yet.
     """
     if folder is None:
-        from aerie.config import read_config  # takes longer than all the rest
-
         folder = RESULTS / read_config(config_files).get("run", "demo")
-    verifier = read_object(folder / "verifier/fingerprint.json", "source", "path")
+    verifier = Fingerprint.read(folder / FINGERPRINT)
     names = sorted(p.parent.name for p in folder.glob("evaluation/*/speed.json"))
     if not names:
         raise InputError(f"{folder}: no drafter was measured yet; run it first (`make run`)")
@@ -35,7 +34,7 @@ def show_summary(folder: Path | None, config_files: list[Path]) -> None:
     print(f"Serve it:\n  {serve_command(verifier, best)}")
 
 
-def describe_drafter(drafter: Drafter) -> list[tuple[str, str]]:
+def describe_drafter(drafter: TrainedDrafter) -> list[tuple[str, str]]:
     """Lines about a drafter: title and text."""
     expectation = drafter.expectation
     lines = [
@@ -45,11 +44,11 @@ def describe_drafter(drafter: Drafter) -> list[tuple[str, str]]:
             "shares accepted by position",
         )
     ]
-    for name, found in drafter.acceptance["prompt_sets"].items():
+    for name, found in drafter.acceptance.prompt_sets.items():
         title = f"  {'held-out' if name == 'heldout' else name}"
-        prompts = f" on {found['prompts']} prompts" if found.get("prompts") else ""
-        shares = _shares(found["acceptance_per_position"])
-        lines.append((title, f"{found['acceptance_length']:.2f}{prompts}:  {shares}"))
+        shares = _shares(found.acceptance_per_position)
+        length = f"{found.acceptance_length:.2f} on {found.prompts} prompts"
+        lines.append((title, f"{length}:  {shares}"))
     if expectation:
         note = f"{expectation.expected:.2f} ({_shares(expectation.accuracy)})"
         if expectation.positions < drafter.tokens_drafted:

@@ -10,9 +10,10 @@ from aerie.common.errors import InputError
 from aerie.config import HiddenStates, Samples
 from aerie.samples.conversion import Dropped, sample_of_conversation, samples_of_answer
 from aerie.samples.file import TokenizedSample
-from aerie.samples.report import SamplesReport, Tally
+from aerie.samples.report import SamplesReport
 from aerie.samples.shards import ShardList, ShardPlan, Splits, group_splits, plan_shard
 from aerie.samples.stored_answer import StoredAnswer
+from aerie.samples.tally import Tally
 
 
 @dataclass

@@ -6,10 +6,18 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from aerie.common.files import read_json
-from aerie.common.formatting import as_count, as_share
+from aerie.common.formatting import GIB, as_count, as_share
 from aerie.common.stages import OUTPUTS
 from aerie.common.text import printable_lines
+from aerie.corpus.report import PromptsReport
+from aerie.drafter.metrics import MetricsLine
+from aerie.evaluation.results import Acceptance, Speed
+from aerie.generation.manifest import ResponsesManifest
+from aerie.generation.self_prompts_report import SelfPromptsReport
+from aerie.samples.coverage import Coverage
+from aerie.samples.report import SamplesReport
+from aerie.states.manifest import LaneManifest
+from aerie.verifier.fingerprint import Fingerprint
 from aerie.watching.run_files import read_tail
 
 Result = tuple[str, dict[str, float]]
@@ -19,8 +27,8 @@ METRICS_TAIL = 1 << 18  # bytes read at the end of a training's metrics
 def read_result(folder: Path, stage: str, part: str) -> Result | None:
     """The result of this job of the run in `folder`; None when it has none.
 
-    Raises `InputError` for a file that is no JSON, and what dict and list raise for one that lacks
-    something.
+    Raises `InputError` for a file that cannot be read, `ValueError` or `LookupError` for metrics
+    whose last lines are damaged or absent.
     """
     read = RESULTS.get(stage)
     if read is None:
@@ -35,84 +43,82 @@ def read_result(folder: Path, stage: str, part: str) -> Result | None:
 
 
 def _of_verifier(path: Path) -> Result:
-    found = read_json(path)
-    layers, hidden = found["num_layers"], found["hidden_size"]
-    words = f"{Path(found['path']).name}, {layers} layers of {as_count(hidden)}"
-    return words, {"layers": layers, "hidden_size": hidden}
+    found = Fingerprint.read(path)
+    words = f"{found.folder.name}, {found.num_layers} layers of {as_count(found.hidden_size)}"
+    return words, {"layers": found.num_layers, "hidden_size": found.hidden_size}
 
 
 def _of_prompts(path: Path) -> Result:
-    found = read_json(path)
-    kept, taken = found["records_kept"], found["records_in"]
-    words = f"{as_count(kept)} of {as_count(taken)} records, {as_count(found['heldout'])} held out"
-    return words, {"records": kept, "records_in": taken, "heldout": found["heldout"]}
+    found = PromptsReport.read(path)
+    kept, taken, heldout = found.records_kept, found.records_in, found.heldout
+    words = f"{as_count(kept)} of {as_count(taken)} records, {as_count(heldout)} held out"
+    return words, {"records": kept, "records_in": taken, "heldout": heldout}
 
 
 def _of_self_prompts(path: Path) -> Result:
-    found = read_json(path)
-    words = f"{as_count(found['kept'])} of {as_count(found['attempted'])} attempts kept"
-    return words, {"prompts": found["kept"], "attempts": found["attempted"]}
+    found = SelfPromptsReport.read(path)
+    words = f"{as_count(found.kept)} of {as_count(found.attempted)} attempts kept"
+    return words, {"prompts": found.kept, "attempts": found.attempted}
 
 
 def _of_responses(path: Path) -> Result:
-    found = read_json(path)
-    answers, tokens = found["answers"], found["generated_tokens"]
+    found = ResponsesManifest.read(path)
+    answers, tokens = found.answers, found.generated_tokens
     words = f"{as_count(answers)} answers, {as_count(tokens)} tokens"
-    words += f", {as_count(found['truncated'])} cut" if found["truncated"] else ""
-    words += f", {as_count(found['reused'])} from the store" if found["reused"] else ""
-    return words, {"answers": answers, "tokens": tokens, "truncated": found["truncated"]}
+    words += f", {as_count(found.truncated)} cut" if found.truncated else ""
+    words += f", {as_count(found.reused)} from the store" if found.reused else ""
+    return words, {"answers": answers, "tokens": tokens, "truncated": found.truncated}
 
 
 def _of_samples(path: Path) -> Result:
-    found = read_json(path)
-    kept, tokens = found["records_kept"], sum(found[s]["tokens"] for s in ("train", "heldout"))
-    words = (
-        f"{as_count(kept)} of {as_count(found['records_in'])} records, {as_count(tokens)} tokens"
-    )
-    return words, {"records": kept, "records_in": found["records_in"], "tokens": tokens}
+    found = SamplesReport.read(path)
+    kept, taken = found.records_kept, found.records_in
+    tokens = found.train.tokens + found.heldout.tokens
+    words = f"{as_count(kept)} of {as_count(taken)} records, {as_count(tokens)} tokens"
+    return words, {"records": kept, "records_in": taken, "tokens": tokens}
 
 
 def _of_map(path: Path) -> Result:
-    covered = float(read_json(path)["covered"])
+    covered = Coverage.read(path).covered
     return f"{as_share(covered)} of the target tokens", {"covered_share": covered}
 
 
 def _of_lane(path: Path) -> Result:
-    found = read_json(path)
-    shards, tokens, size = len(found["shards"]), found["tokens"], found["bytes"]
-    words = f"{as_count(shards)} shards, {as_count(tokens)} tokens, {size / 2**30:,.2f} GiB"
-    lost = len(found.get("quarantined") or ())
+    found = LaneManifest.read(path)
+    shards, tokens, size = len(found.shards), found.tokens, found.bytes
+    words = f"{as_count(shards)} shards, {as_count(tokens)} tokens, {size / GIB:,.2f} GiB"
+    lost = len(found.quarantined)
     words += f", {as_count(lost)} samples left out" if lost else ""
     return words, {"shards": shards, "tokens": tokens, "bytes": size, "left_out": lost}
 
 
 def _of_training(path: Path) -> Result:
-    lines = [json.loads(x) for x in read_tail(path, METRICS_TAIL).splitlines()]
-    steps = [x for x in lines if not x.get("validation")]
-    checked = [x for x in lines if x.get("validation")]
+    texts = read_tail(path, METRICS_TAIL).splitlines()
+    lines = [MetricsLine.parse(json.loads(text), path) for text in texts]
+    steps = [x for x in lines if not x.validation]
+    checked = [x for x in lines if x.validation]
     last = (checked or steps)[-1]
-    figures = {"steps": steps[-1]["step"] + 1, "loss": last["loss"]}
-    figures["expected_acceptance_length"] = 1 + sum(last["accuracy"])
+    figures = {"steps": steps[-1].step + 1, "loss": last.loss}
+    figures["expected_acceptance_length"] = 1 + sum(last.accuracy)
     words = f"{as_count(figures['steps'])} steps, {'validation ' * bool(checked)}loss "
-    words += f"{last['loss']:.3f}"
-    if (count := len(last["accuracy"])) > 1:
+    words += f"{last.loss:.3f}"
+    if (count := len(last.accuracy)) > 1:
         words += f" (sum of {count} TTT steps)"
     words += f", {figures['expected_acceptance_length']:.2f} tokens a step expected"
     return words, figures
 
 
 def _of_acceptance(path: Path) -> Result:
-    found = read_json(path)
-    figures = {"heldout": float(found["acceptance_length"])}
-    for name, values in found["prompt_sets"].items():
-        figures[name] = float(values["acceptance_length"])
-    positions = " ".join(f"{p:.3f}" for p in found["acceptance_per_position"])
+    found = Acceptance.read(path)
+    figures = {"heldout": found.acceptance_length}
+    figures |= {name: values.acceptance_length for name, values in found.prompt_sets.items()}
+    positions = " ".join(f"{p:.3f}" for p in found.acceptance_per_position)
     words = ", ".join(f"{name} {length:.2f}" for name, length in figures.items())
     return f"tokens a step {words}; by position {positions}", figures
 
 
 def _of_speed(path: Path) -> Result:
-    figures = {str(x["concurrency"]): float(x["ratio"]) for x in read_json(path)["speedup"]}
+    figures = {str(x.concurrency): x.ratio for x in Speed.read(path).speedup}
     words = ", ".join(f"{ratio:.2f} times at concurrency {n}" for n, ratio in figures.items())
     return f"speed {words}", figures
 

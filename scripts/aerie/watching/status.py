@@ -253,14 +253,7 @@ class _Reader:
             found = read_result(self.folder, job.stage, job.part)
         except InputError as error:
             self.unreadable(str(error))
-        except (
-            OSError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            ArithmeticError,
-        ) as error:
+        except (OSError, LookupError, ValueError) as error:
             path = self.folder / OUTPUTS[job.stage].format(part=job.part)
             self.unreadable(f"{path}: not in Aerie's format ({error!r})")
         else:

@@ -7,7 +7,7 @@ from aerie.common.files import write_json, write_json_lines
 from aerie.config import Generation, Samples
 from aerie.generation.answers import AnswerStore, Sampling
 from aerie.generation.manifest import ResponsesManifest, load_answers
-from aerie.generation.self_prompts import SelfPromptsReport
+from aerie.generation.self_prompts_report import SelfPromptsReport
 from aerie.samples.stored_answer import StoredAnswer
 
 MANIFEST = {

@@ -20,11 +20,11 @@ from aerie.generation import judging, self_prompts
 from aerie.generation.judging import Judge, letter_share, repeated_share
 from aerie.generation.self_prompts import (
     AttemptStore,
-    SelfPromptsReport,
     attempt_seed,
     attempts_key,
     write_prompts,
 )
+from aerie.generation.self_prompts_report import SelfPromptsReport
 from support import models
 
 START, END = 1, 2  # <|im_start|> and <|im_end|> of the tokenizer in support/models.py

@@ -9,6 +9,7 @@ from aerie.planning import costs, hardware
 from aerie.planning.rates import measured_rates
 from aerie.planning.shape import parameters, read_shape
 from support.models import KIMI
+from support.records import lane_manifest, responses_manifest
 
 # config.json of meta-llama/Llama-3.1-8B: 8.03 B parameters.
 LLAMA = {
@@ -114,20 +115,13 @@ def test_time_is_limited_by_compute_or_disk():
 
 def test_rates_ignore_work_found_in_the_store(tmp_path):
     run = tmp_path / "demo"
-    (run / "responses").mkdir(parents=True)
-    (run / "hidden_states").mkdir()
-    manifest = run / "responses/manifest.json"
-    manifest.write_text(
-        '{"records": 100, "generated": 50, "generated_tokens": 8000, "seconds": 50, '
-        '"load_seconds": 10}'
-    )
+    path = run / "responses/manifest.json"
+    counts = {"records": 100, "generated_tokens": 8000}
+    responses_manifest(**counts, generated=50, seconds=50, load_seconds=10).write(path)
     rates = measured_rates(run, None)
     assert rates["generate_responses"].seconds_each == pytest.approx(40 / 4000)
     assert rates["generate_responses"].source == "demo"
     # Everything was found in the store: it shows no rate.
-    manifest.write_text(
-        '{"records": 100, "generated": 0, "generated_tokens": 8000, "seconds": 1, '
-        '"load_seconds": 0}'
-    )
-    (run / "hidden_states/lane-0.json").write_text('{"extracted_tokens": 0, "seconds": 0.1}')
+    responses_manifest(**counts, generated=0, seconds=1).write(path)
+    lane_manifest(extracted_tokens=0, seconds=0.1).write(run / "hidden_states/lane-0.json")
     assert measured_rates(run, None) == {}

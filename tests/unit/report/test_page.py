@@ -10,6 +10,7 @@ from aerie.common.files import write_json_lines
 from aerie.config import Config
 from aerie.report import drafter_charts
 from aerie.report.run import REPORTED_SECTIONS
+from support.records import prompt_set
 
 
 class Page(html.parser.HTMLParser):
@@ -197,7 +198,9 @@ def test_text_from_the_data_is_escaped(fake, page):
     run.files["prompts/report.json"]["warnings"] = [nasty]
     run.files["samples/report.json"]["dropped"] = {nasty: 1}
     run.files["samples/report.json"]["examples"] = {nasty: [nasty]}
-    run.files["evaluation/base/acceptance.json"]["prompt_sets"][nasty] = run._set([0.1] * 3, 4)
+    run.files["evaluation/base/acceptance.json"]["prompt_sets"][nasty] = prompt_set(
+        [0.1] * 3, 4
+    ).as_json()
     found = page(run)
     assert len(found.scripts) == 2 and "img" not in found.elements
     assert "<script>alert(1)</script>" in found.text
@@ -244,8 +247,7 @@ def test_missing_validation_is_shown(fake, page):
 
 
 def test_long_training_is_averaged_to_few_points():
-    lines = [{"step": i} for i in range(100_001)]
-    steps, values = drafter_charts.smooth(lines, (float(i) for i in range(100_001)))
+    steps, values = drafter_charts.smooth(range(100_001), (float(i) for i in range(100_001)))
     assert len(steps) == len(values) <= drafter_charts.POINTS
     assert values[0] == pytest.approx(steps[0])
     assert drafter_charts.smooth([], []) == ([], [])

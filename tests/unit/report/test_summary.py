@@ -8,8 +8,9 @@ import pytest
 import show_summary
 from aerie.common.errors import InputError
 from aerie.common.paths import SCRIPTS
-from aerie.report.run import read_drafter
+from aerie.report.drafter import read_drafter
 from aerie.report.serving import serve_command, verifier_name
+from support.records import fingerprint
 
 TWO = {"base": {"vocabulary": 4000}, "wide": {"vocabulary": "full", "num_layers": 2}}
 
@@ -66,7 +67,8 @@ def test_summary_imports_nothing_heavy(fake):
         "import sys, runpy; sys.argv = sys.argv[1:]; "
         "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
         "runpy.run_path(sys.argv[0], run_name='__main__'); "
-        "print([m for m in ('torch', 'vllm', 'plotly', 'numpy', 'pydantic') if m in sys.modules])"
+        "heavy = ('torch', 'vllm', 'transformers', 'pandas', 'plotly', 'numpy'); "
+        "print([m for m in heavy if m in sys.modules])"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, SCRIPTS / "show_summary.py", run.folder],
@@ -81,8 +83,7 @@ def test_serving_on_gpus_uses_vllm_serve(fake):
     speed["machine"]["packages"] = {"vllm": "0.32.0"}
     speed["settings"]["engine"] = {"dtype": "bfloat16", "tensor_parallel_size": 2}
     run.write()
-    fingerprint = run.files["verifier/fingerprint.json"]
-    command = serve_command(fingerprint, read_drafter(run.folder, "base"))
+    command = serve_command(fingerprint(), read_drafter(run.folder, "base"))
     assert command.startswith("vllm serve ")
     assert "--dtype bfloat16 --tensor-parallel-size 2" in command
 
@@ -96,4 +97,4 @@ def test_serving_on_gpus_uses_vllm_serve(fake):
     ],
 )
 def test_names_of_verifiers(source, path, name):
-    assert verifier_name({"source": source, "path": path}) == name
+    assert verifier_name(fingerprint(source=source, path=path)) == name

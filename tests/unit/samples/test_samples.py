@@ -6,9 +6,9 @@ from aerie.common.errors import InputError
 from aerie.config import Samples
 from aerie.samples.conversion import Dropped, sample_of_conversation, samples_of_answer
 from aerie.samples.file import TokenizedSample, read_samples, write_samples
-from aerie.samples.report import Tally, summarize
 from aerie.samples.shards import plan_shard
 from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
+from aerie.samples.tally import Tally, summarize
 
 SETTINGS = Samples(max_length=64, min_supervised_tokens=3)
 RECORD = {"id": "r", "source": "s", "messages": [{"role": "user", "content": "hi"}]}

@@ -8,8 +8,10 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aerie.drafter.metrics import MetricsLine
 from aerie.watching.page import sparkline
 from aerie.watching.prometheus import as_prometheus
+from support.records import acceptance, prompt_set, speed
 from support.run_folder import ME
 
 
@@ -101,16 +103,22 @@ def test_the_page_of_a_finished_run_shows_its_results(run):
     run.made("import_verifier")
     for part in ("acceptance", "speed"):
         run.write(f"benchmarks/measure_{part}/base.tsv", "s\th:m:s\n75.5\t0:01:15\n")
-    heldout = {"acceptance_length": 1.66, "acceptance_per_position": [0.41, 0.17]}
-    run.write(
-        "evaluation/base/acceptance.json",
-        {**heldout, "prompt_sets": {"heldout": heldout, "code": {"acceptance_length": 1.9}}},
-    )
-    run.write("evaluation/base/speed.json", {"speedup": [{"concurrency": 1, "ratio": 1.19}]})
-    metrics = [
-        {"step": 0, "loss": 9.0, "accuracy": [0.1]},
-        {"step": 1, "loss": 4.5, "accuracy": [0.3, 0.2], "validation": True},
+    sets = {"heldout": prompt_set([0.41, 0.17]), "code": prompt_set([0.5, 0.4])}
+    sets["heldout"].acceptance_length = 1.66
+    run.write("evaluation/base/acceptance.json", acceptance(sets).as_json())
+    run.write("evaluation/base/speed.json", speed({1: (1.0, 1.19)}).as_json())
+    lines = [
+        MetricsLine(step=0, epoch=0, loss=9.0, accuracy=[0.1], conditional_accuracy=[0.1]),
+        MetricsLine(
+            step=1,
+            epoch=0,
+            loss=4.5,
+            accuracy=[0.3, 0.2],
+            conditional_accuracy=[0.3, 0.7],
+            validation=True,
+        ),
     ]
+    metrics = [line.as_json() for line in lines]
     (run.folder / "drafters/base/model").mkdir(parents=True)
     run.write("drafters/base/metrics.jsonl", "".join(json.dumps(m) + "\n" for m in metrics))
     page = run.page(width=160)
