@@ -47,7 +47,8 @@ def run_python(code: str, timeout: float = 300, **variables: str) -> str:
         timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    said = done.stdout[-3000:] + done.stderr[-6000:]
+    assert done.returncode == 0, f"exit status {done.returncode}\n{said}"
     return done.stdout
 
 

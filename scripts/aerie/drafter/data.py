@@ -170,7 +170,7 @@ class ShardDataset(BaseDataset):
         }
 
     def __getitem__(self, index: int) -> Batch:
-        item = super().__getitem__(index)
+        item: Any = super().__getitem__(index)
         item["position_ids"] += self.members[index][1].start
         return item
 
@@ -183,11 +183,14 @@ class ShardDataset(BaseDataset):
             return error
 
 
-class Collate(CollateFn):
-    """speculators' collator, which lets a failure through."""
+@dataclass
+class Collate:
+    """A collator that lets a failure through."""
 
-    def __call__(self, batch: list[Batch] | TrainingFailed) -> Batch | TrainingFailed:
-        return batch if isinstance(batch, TrainingFailed) else super().__call__(batch)
+    collate: CollateFn
+
+    def __call__(self, items: list[Batch] | TrainingFailed) -> Batch | TrainingFailed:
+        return items if isinstance(items, TrainingFailed) else self.collate(items)
 
 
 class PackSampler(MultipackDistributedBatchSamplerV2):
@@ -208,7 +211,7 @@ class PackSampler(MultipackDistributedBatchSamplerV2):
         capacity, ranks = self.batch_max_length, self.num_replicas
         return pack_epoch(self.lengths, self.shards, capacity, rng, ranks)
 
-    def _generate_batches(self, epoch: int) -> list[list[int]]:
+    def _generate_batches(self, epoch: int) -> list[list[int]]:  # type: ignore[override]
         if self._cached_generated_batches[0] != epoch:
             mine = self.order(epoch)[self.rank :: self.num_replicas]
             self._cached_generated_batches = (epoch, mine)
@@ -275,7 +278,7 @@ def make_loader(
     length = drafter.sequence_length
     dataset = ShardDataset(placed, length, dtype)
     sampler = PackSampler(dataset, length, drafter.seed, shuffle=split == "train")
-    collate = Collate(
+    collate = CollateFn(
         length, hidden_size, num_target_layers=aux_layers, dtype=dtype, preprocess=shift_batch
     )
     packing = describe_packing(dataset, sampler)
@@ -284,7 +287,7 @@ def make_loader(
         f"{packing.padding_share:.1%} padding; {packing.cut_samples} longer samples were cut into "
         f"{packing.pieces} pieces, {packing.cut_supervised} of the cuts within an answer"
     )
-    return ShardLoader(dataset, sampler, collate, drafter.loader_workers), packing
+    return ShardLoader(dataset, sampler, Collate(collate), drafter.loader_workers), packing
 
 
 def describe_order(sampler: PackSampler, epochs: int) -> SampleOrder:

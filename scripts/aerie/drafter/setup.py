@@ -1,5 +1,6 @@
 """Preparing torch and speculators: device, number format, seeds, the trainer's arguments."""
 
+import argparse
 import logging
 import os
 import random
@@ -62,11 +63,11 @@ def follow_hints() -> None:
         )
 
 
-class Arguments:
+class Arguments(argparse.Namespace):
     """speculators' training arguments as attributes; one that is not set is None."""
 
     def __init__(self, values: dict[str, Any]):
-        self.__dict__.update(values)
+        super().__init__(**values)
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

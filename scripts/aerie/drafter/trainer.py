@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from speculators.model import SpeculatorModel
+from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.train.cli import build_draft_model
 from speculators.train.distributed import maybe_destroy_distributed
 from speculators.train.trainer import Trainer, TrainerConfig
@@ -59,7 +59,7 @@ class ShardTrainer(Trainer):
     def setup_trainer(self) -> None:
         if not torch.cuda.is_available():
             self.device_type = "cpu"
-            self.local_rank = torch.device("cpu")
+            self.local_rank = torch.device("cpu")  # type: ignore[assignment]
         super().setup_trainer()
 
     def train_epoch(self, epoch: int, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ class ShardTrainer(Trainer):
             self.model, self.optimizers, epoch, float_dtype=torch.float32
         )
         self.checkpointer.save_scheduler_state_dict(self.schedulers, epoch)
-        self._save_training_state(epoch, local_step)
+        self._save_training_state(epoch, local_step)  # type: ignore[arg-type]
         if self.rank == 0:
             finish_checkpoint(self.checkpoints, self.global_step, self.order)
         self.progress.enter(phase)
@@ -126,8 +126,7 @@ def run_training(
     """
     gpu, dtype = prepare(drafter)
     arguments = speculators_arguments(drafter, verifier, aux_layer_ids, gpu, trust_remote_code)
-    model_class = SpeculatorModel.registry["eagle3"]
-    model = _make_model(model_class, arguments, maps)
+    model = _make_model(arguments, maps)
     loaders: dict[str, ShardLoader] = {}
     packing: dict[str, SplitPacking] = {}
     hidden_size = model.config.transformer_layer_config.hidden_size
@@ -139,7 +138,7 @@ def run_training(
     warmup_steps = max(1, round(order.steps * drafter.warmup_share))
     checkpoints = folder / "checkpoints"
     last = find_checkpoint(checkpoints, order)
-    train_kwargs, val_kwargs = model_class.get_trainer_kwargs(**arguments)
+    train_kwargs, val_kwargs = Eagle3DraftModel.get_trainer_kwargs(**arguments)
     trainer = ShardTrainer(
         model,
         TrainerConfig(
@@ -181,9 +180,7 @@ def run_training(
     return packing
 
 
-def _make_model(
-    model_class: Any, arguments: dict[str, Any], maps: tuple[np.ndarray, np.ndarray] | None
-) -> Any:
+def _make_model(arguments: dict[str, Any], maps: tuple[np.ndarray, np.ndarray] | None) -> Any:
     """The drafter with its first weights; one that continues a checkpoint keeps its own map."""
     t2d, d2t = (torch.from_numpy(m) for m in maps) if maps else (None, None)
     if d2t is not None:
@@ -193,7 +190,7 @@ def _make_model(
         size = text_config(verifier, arguments["trust_remote_code"]).vocab_size
     if arguments["from_pretrained"]:
         t2d = d2t = None
-    return build_draft_model(Arguments(arguments), model_class, t2d, d2t, size)
+    return build_draft_model(Arguments(arguments), Eagle3DraftModel, t2d, d2t, size)
 
 
 def _check_finished(metrics: Path, epochs: int) -> None:
@@ -208,7 +205,7 @@ def _write_model(trainer: ShardTrainer, folder: Path, verifier_name: str) -> Non
     """Write the drafter to `folder/model` in bf16, so that it is whole or absent."""
     temporary, final = folder / ".model", folder / "model"
     shutil.rmtree(temporary, ignore_errors=True)
-    model = getattr(trainer.model, "module", trainer.model)
+    model: Any = getattr(trainer.model, "module", trainer.model)
     # A path of this machine would be the only thing that ties the drafter to it.
     model.config.speculators_config.verifier.name_or_path = verifier_name
     model.to(torch.bfloat16).save_pretrained(temporary)

@@ -78,8 +78,8 @@ def check_config(config: Config, sizes: Sizes) -> None:
     if max_length >= sizes.max_length:
         faults.append(
             f"samples.max_length: found {max_length}; the verifier handles {sizes.max_length} "
-            "tokens, and extraction generates one token after each sample: expected at most "
-            f"{sizes.max_length - 1}"
+            "tokens, and extraction generates one token after each sample: expected "
+            f"{sizes.max_length - 1} at most"
         )
     if config.self_prompts.number and config.self_prompts.max_tokens >= max_length:
         faults.append(

@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aerie.common.errors import InputError
 from aerie.common.files import digest, digest_file
@@ -149,7 +149,7 @@ def _weights_hash(path: Path) -> str:
 
 def _licence(source: str, folder: Path) -> str | None:
     if source.startswith("package:"):
-        meta = importlib.metadata.metadata(source.removeprefix("package:"))
+        meta: Any = importlib.metadata.metadata(source.removeprefix("package:"))
         return meta.get("License-Expression") or meta.get("License")
     card = folder / "README.md"
     if card.is_file():
