@@ -208,7 +208,7 @@ def _write_model(trainer: ShardTrainer, folder: Path, verifier_name: str) -> Non
     """Write the drafter to `folder/model` in bf16, so that it is whole or absent."""
     temporary, final = folder / ".model", folder / "model"
     shutil.rmtree(temporary, ignore_errors=True)
-    model = getattr(trainer.model, "module", trainer.model)
+    model: Any = getattr(trainer.model, "module", trainer.model)
     # A path of this machine would be the only thing that ties the drafter to it.
     model.config.speculators_config.verifier.name_or_path = verifier_name
     model.to(torch.bfloat16).save_pretrained(temporary)

@@ -67,7 +67,7 @@ class Speed(Record):
 
     without: list[Timing]
     """By concurrency."""
-    with_: list[Timing] = Field(alias="with")
+    with_: list[Timing] = Field(validation_alias="with", serialization_alias="with")
     """By concurrency."""
     speedup: list[Speedup]
     """By concurrency."""

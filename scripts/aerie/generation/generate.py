@@ -255,8 +255,10 @@ def generate(
         except EndpointError as error:
             wanted = sum(map(len, splits.values()))
             raise EndpointError(
-                f"{error}{len(known)} of {wanted} records have their answers, and these are kept. "
-                "Check that the servers run, then run again to answer the others"
+                error.problem,
+                error.faults,
+                f"{len(known)} of {wanted} records have their answers, and these are kept. Check "
+                "that the servers run, then run again to answer the others",
             ) from None
         finally:
             answers.flush()

@@ -150,7 +150,7 @@ def _weights_hash(path: Path) -> str:
 def _licence(source: str, folder: Path) -> str | None:
     if source.startswith("package:"):
         meta = importlib.metadata.metadata(source.removeprefix("package:"))
-        return meta.get("License-Expression") or meta.get("License")
+        return next((meta[key] for key in ("License-Expression", "License") if key in meta), None)
     card = folder / "README.md"
     if card.is_file():
         for line in card.read_text(encoding="utf-8", errors="replace").splitlines():
