@@ -44,11 +44,12 @@ rule train_drafter:
         ),
         version=versions.TRAINING_VERSION,
         launcher=launcher_of,
-        trust=trust(),
+        trust=TRUST,
         progress=progress_of("train_drafter", "{name}"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " {params.launcher} {SCRIPTS}/train_drafter.py --samples {input.samples}"
         " --lanes {input.lanes} {params.vocabulary} --verifier {input.verifier}"
-        " --store {STORE} --settings {params.settings:q} {params.trust}"
+        " --store {STORE} --settings {params.settings:q}"
+        " {params.trust}"
         " --progress-log {params.progress} --model {output.model} --metrics {output.metrics}"

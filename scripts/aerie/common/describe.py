@@ -52,7 +52,9 @@ def describe_record(model: type[BaseModel]) -> str:
     rows = ["| key | type | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
         text = " ".join((field.description or "").split()).replace("|", "\\|")
-        rows.append(f"| `{field.serialization_alias or name}` | {type_name(field.annotation)} | {text} |")
+        rows.append(
+            f"| `{field.serialization_alias or name}` | {type_name(field.annotation)} | {text} |"
+        )
     return "\n".join(rows) + "\n"
 
 

@@ -28,6 +28,7 @@ from aerie.engine.in_process import Engine
 from aerie.engine.protocol import Request
 from aerie.generation.judging import Judge, Verdict, text_signature
 from aerie.generation.record_files import RecordFiles
+from aerie.verifier.fingerprint import Fingerprint
 
 MAX_ATTEMPTS = 5.0
 """Attempts for each wanted prompt; the stage fails when they do not suffice."""
@@ -135,7 +136,7 @@ class Written:
 
 
 def write_self_prompts(
-    verifier: dict[str, Any],
+    verifier: Fingerprint,
     settings: Config,
     store: Path,
     output: Path,
@@ -144,13 +145,13 @@ def write_self_prompts(
 ) -> None:
     """Write the prompts (JSON lines, `prompt`) to `output` and a `SelfPromptsReport` to `report`.
 
-    `verifier`: the content of fingerprint.json. `settings`: the sections self_prompts, engine and
+    `settings`: the sections self_prompts, engine and
     verifier are used.
     """
     wanted = settings.self_prompts
-    model, trust = Path(verifier["path"]), settings.verifier.trust_remote_code
+    model, trust = verifier.folder, settings.verifier.trust_remote_code
     template = ChatTemplate.load(model, trust)
-    attempts = AttemptStore(store, attempts_key(wanted, verifier["fingerprint"]))
+    attempts = AttemptStore(store, attempts_key(wanted, verifier.fingerprint))
     start = time.monotonic()
 
     def start_engine(turn: UserTurn) -> Engine:
@@ -174,7 +175,7 @@ def write_self_prompts(
     write_json_lines(output, ({"prompt": prompt} for prompt in written.prompts))
     SelfPromptsReport(
         key=attempts.folder.name,
-        verifier=verifier["fingerprint"],
+        verifier=verifier.fingerprint,
         settings=wanted.model_dump(),
         attempted=len(written.verdicts),
         kept=len(written.prompts),
