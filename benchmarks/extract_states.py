@@ -30,7 +30,7 @@ from common import ROOT, record
 def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
     from aerie import config
     from aerie.common.progress import JobProgress
-    from aerie.engine.in_process import Engine
+    from aerie.engine.in_process import InProcessEngine
     from aerie.engine.protocol import Request
     from aerie.engine.staging import Staging
     from aerie.extraction.run import describe_lane, extract
@@ -46,7 +46,7 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
     stored = 0
     with (
         Staging() as staging,
-        Engine(
+        InProcessEngine(
             model,
             config.Engine(**inputs.ENGINE),
             max_model_len=longest + 1,

@@ -50,6 +50,5 @@ rule train_drafter:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
         " {params.launcher} {SCRIPTS}/train_drafter.py --samples {input.samples}"
         " --lanes {input.lanes} {params.vocabulary} --verifier {input.verifier}"
-        " --store {STORE} --settings {params.settings:q}"
-        " {params.trust}"
+        " --store {STORE} --settings {params.settings:q} {params.trust}"
         " --progress-log {params.progress} --model {output.model} --metrics {output.metrics}"

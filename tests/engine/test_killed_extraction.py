@@ -22,7 +22,7 @@ if __name__ == "__main__":
     from aerie.common.errors import InputError, UnusableStates
     from aerie.common.progress import JobProgress
     from aerie import config
-    from aerie.engine.in_process import Engine
+    from aerie.engine.in_process import InProcessEngine
     from aerie.engine.protocol import Failure, Request
     from aerie.extraction.run import describe_lane, extract
     from aerie.extraction.work import LaneWork
@@ -48,7 +48,7 @@ if __name__ == "__main__":
     def engine(capture=ids):
         with (
             Staging() as staging,
-            Engine(
+            InProcessEngine(
                 model,
                 config.Engine(**{settings!r}),
                 max_model_len=160,

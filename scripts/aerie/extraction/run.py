@@ -59,9 +59,9 @@ def extract_lane(
 
         def start_engine() -> VerifierEngine:
             # Here, because importing vLLM takes 10 seconds.
-            from aerie.engine.in_process import Engine
+            from aerie.engine.in_process import InProcessEngine
 
-            return Engine(
+            return InProcessEngine(
                 verifier.folder,
                 settings.engine,
                 max_model_len=settings.samples.max_length + 1,

@@ -14,8 +14,8 @@ from aerie.common.progress import JobProgress
 from aerie.config import Config
 from aerie.engine.client import first_model
 from aerie.engine.endpoints import Endpoints
-from aerie.engine.in_process import Engine
-from aerie.engine.protocol import Failure
+from aerie.engine.in_process import InProcessEngine
+from aerie.engine.protocol import Failure, VerifierEngine
 from aerie.engine.servers import EndpointError
 from aerie.engine.staging import Staging
 from aerie.generation.answers import AnswerStore, Sampling
@@ -153,7 +153,7 @@ def _open_engine(
     verifier: Fingerprint,
     progress: JobProgress,
     capture_options: dict[str, Any],
-) -> Engine | Endpoints:
+) -> VerifierEngine:
     """The servers that the configuration names, or else an engine of this job."""
     generation = settings.generation
     if generation.endpoints:
@@ -165,7 +165,7 @@ def _open_engine(
             concurrency=generation.endpoint_concurrency,
             max_model_len=sampling.max_length,
         )
-    return Engine(
+    return InProcessEngine(
         verifier.folder,
         settings.engine,
         max_model_len=sampling.max_length,
@@ -190,7 +190,7 @@ def _report_once(progress: JobProgress) -> Callable[[str], None]:
 
 
 def generate(
-    engine: Engine | Endpoints,
+    engine: VerifierEngine,
     splits: Splits,
     template: ChatTemplate,
     sampling: Sampling,

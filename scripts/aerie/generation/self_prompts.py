@@ -24,8 +24,8 @@ from aerie.common.progress import JobProgress
 from aerie.common.records import Record
 from aerie.common.versions import SELF_PROMPTS_VERSION
 from aerie.config import Config, SelfPrompts
-from aerie.engine.in_process import Engine
-from aerie.engine.protocol import Request
+from aerie.engine.in_process import InProcessEngine
+from aerie.engine.protocol import Request, VerifierEngine
 from aerie.generation.judging import Judge, Verdict, text_signature
 from aerie.generation.record_files import RecordFiles
 from aerie.verifier.fingerprint import Fingerprint
@@ -154,8 +154,8 @@ def write_self_prompts(
     attempts = AttemptStore(store, attempts_key(wanted, verifier.fingerprint))
     start = time.monotonic()
 
-    def start_engine(turn: UserTurn) -> Engine:
-        return Engine(
+    def start_engine(turn: UserTurn) -> VerifierEngine:
+        return InProcessEngine(
             model,
             settings.engine,
             max_model_len=len(turn.header) + wanted.max_tokens,
@@ -188,7 +188,7 @@ def write_self_prompts(
 
 
 def write_prompts(
-    start_engine: Callable[[UserTurn], contextlib.AbstractContextManager[Engine]],
+    start_engine: Callable[[UserTurn], contextlib.AbstractContextManager[VerifierEngine]],
     template: ChatTemplate,
     settings: SelfPrompts,
     store: AttemptStore,
@@ -237,7 +237,11 @@ def _wave(settings: SelfPrompts, kept: int, made: int) -> int:
 
 
 def _attempt(
-    engine: Engine, turn: UserTurn, settings: SelfPrompts, wanted: list[int], store: AttemptStore
+    engine: VerifierEngine,
+    turn: UserTurn,
+    settings: SelfPrompts,
+    wanted: list[int],
+    store: AttemptStore,
 ) -> Iterable[tuple[int, list[int]]]:
     """Make these attempts and keep them; yields number and tokens as they finish."""
     ends = tuple(sorted(turn.end_ids))

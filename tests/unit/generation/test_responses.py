@@ -283,7 +283,9 @@ def test_program_answers_what_is_missing(tmp_path, tiny_verifier, template, monk
         "output": tmp_path / "manifest.json",
     }
     engine, options = FakeEngine(template), {}
-    monkeypatch.setattr(generating, "Engine", lambda *_, **more: options.update(more) or engine)
+    monkeypatch.setattr(
+        generating, "InProcessEngine", lambda *_, **more: options.update(more) or engine
+    )
     monkeypatch.setattr(sys, "argv", ["x", *(f"--{k}={v}" for k, v in given.items())])
     program.main()
     made = ResponsesManifest.read(given["output"])

@@ -294,7 +294,7 @@ def test_program_writes_a_source_of_the_corpus(tmp_path, template, monkeypatch):
     fingerprint = tmp_path / "fingerprint.json"
     make_fingerprint(path=str(tmp_path / "verifier")).write(fingerprint)
     engine = FakeEngine(template)
-    monkeypatch.setattr(self_prompts, "Engine", lambda *_, **__: engine.start(None))
+    monkeypatch.setattr(self_prompts, "InProcessEngine", lambda *_, **__: engine.start(None))
     output, report = tmp_path / "self.jsonl.zst", tmp_path / "self.json"
     values = {"--verifier": fingerprint, "--store": tmp_path / "store"}
     settings = {"self_prompts": {"number": 12}, "engine": {}, "verifier": {}}
