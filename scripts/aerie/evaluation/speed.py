@@ -16,7 +16,7 @@ from aerie.common.records import Record
 from aerie.common.versions import EVALUATION_VERSION
 from aerie.config import Config
 from aerie.corpus.prompt_sets import read_heldout
-from aerie.engine.in_process import Engine
+from aerie.engine.in_process import InProcessEngine
 from aerie.engine.protocol import Request
 from aerie.evaluation.served import ServedDrafter
 from aerie.verifier.fingerprint import Fingerprint
@@ -169,7 +169,7 @@ def _time_prompts(
     total = 2 * len(concurrencies) * len(prompts)
     with (
         JobProgress("measure_speed", total, "prompts", progress_log, phase="loading") as progress,
-        Engine(**engine_arguments, progress=progress) as engine,
+        InProcessEngine(**engine_arguments, progress=progress) as engine,
     ):
         progress.begin(done, total)
         for _ in engine.run(iter([Request("warm-up", prompts[0], 8)])):

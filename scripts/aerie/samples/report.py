@@ -55,7 +55,7 @@ class SamplesReport(Record):
     """Shards that the samples are cut into."""
 
 
-class Tally:
+class RecordCounter:
     """Counts records as they are tokenized."""
 
     def __init__(self) -> None:
