@@ -29,9 +29,8 @@ from common import ROOT, record
 
 def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
     from aerie import config
-    from aerie.common.files import write_json
     from aerie.common.progress import JobProgress
-    from aerie.engine.in_process import Engine
+    from aerie.engine.in_process import InProcessEngine
     from aerie.engine.protocol import Request
     from aerie.engine.staging import Staging
     from aerie.extraction.run import describe_lane, extract
@@ -39,7 +38,7 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
     from aerie.states.store import Store
     from aerie.states.teacher import Teacher
 
-    model = Path(verifier["path"])
+    model = verifier.folder
     tokens = sum(len(r.input_ids) for r in rows)
     longest = max(len(r.input_ids) for r in rows)
     teacher = Teacher(model)  # a part of the verifier that is loaded, like the engine
@@ -47,7 +46,7 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
     stored = 0
     with (
         Staging() as staging,
-        Engine(
+        InProcessEngine(
             model,
             config.Engine(**inputs.ENGINE),
             max_model_len=longest + 1,
@@ -61,7 +60,7 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
                 answer.states.unlink()
 
         def make_shards(chosen, name):
-            store = Store(folder / name, inputs.convention(verifier, layer_ids))
+            store = Store(folder / name, inputs.convention(verifier))
             work = LaneWork(store, {r.id: r for r in chosen}, inputs.shards(chosen))
             with JobProgress("extract", len(chosen), "samples") as progress:
                 counts = extract(
@@ -73,7 +72,7 @@ def ours(verifier, rows, layer_ids, rounds: int, folder: Path) -> list[dict]:
                     min_kept_share=1.0,
                 )
             manifest = describe_lane(work, counts, 1.0)
-            write_json(folder / f"{name}.json", manifest)
+            manifest.write(folder / f"{name}.json")
             return manifest
 
         discard(rows[:64], "warm-up")
@@ -132,7 +131,7 @@ def upstream(verifier, rows, layer_ids, folder: Path) -> list[dict]:
     }
     longest = max(len(r.input_ids) for r in rows)
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", verifier["path"], "--port", str(port), "--enforce-eager"]
+    command += ["--model", verifier.path, "--port", str(port), "--enforce-eager"]
     command += ["--max-model-len", str(longest + 1), "--no-enable-prefix-caching"]
     command += ["--max-num-seqs", str(inputs.ENGINE["max_num_seqs"])]
     command += ["--max-num-batched-tokens", str(inputs.ENGINE["max_num_batched_tokens"])]
@@ -187,9 +186,7 @@ def main() -> None:
     parser.add_argument("--side", choices=["ours", "upstream"], help="one side; prints JSON")
     args = parser.parse_args()
     verifier = inputs.verifier(args.source)
-    from aerie.verifier.compatibility import resolve_layer_ids
-
-    layer_ids = resolve_layer_ids(None, verifier["num_layers"])
+    layer_ids = list(inputs.convention(verifier).layer_ids)
     rows = inputs.rows(verifier, args.conversations, args.samples, args.max_length)
     if args.side:
         with tempfile.TemporaryDirectory(dir=ROOT / "results") as folder:
@@ -212,7 +209,7 @@ def main() -> None:
     record(
         "extract_states",
         table,
-        verifier=verifier["source"],
+        verifier=verifier.source,
         samples=len(rows),
         tokens=sum(len(r.input_ids) for r in rows),
         layer_ids=layer_ids,

@@ -44,12 +44,12 @@ def parser(description: str, samples: int | None) -> argparse.ArgumentParser:
     return arguments
 
 
-def verifier(source: str) -> dict[str, Any]:
+def verifier(source: str) -> Any:
     """Fingerprint of the verifier; its checkpoint is made once, in results/store."""
     from aerie.verifier.checkpoint import locate_verifier
     from aerie.verifier.fingerprint import describe_verifier
 
-    return describe_verifier(locate_verifier(source, STORE), source).as_json()
+    return describe_verifier(locate_verifier(source, STORE), source)
 
 
 def records(path: Path) -> list[list[dict[str, str]]]:
@@ -69,13 +69,13 @@ def records(path: Path) -> list[list[dict[str, str]]]:
     ]
 
 
-def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) -> list[Any]:
+def rows(fingerprint: Any, path: Path, number: int, max_length: int) -> list[Any]:
     """The first `number` conversations that differ, rendered by the chat template and cut."""
     from aerie.chat.template import ChatTemplate
     from aerie.samples.file import TokenizedSample
     from aerie.states.ids import sample_key
 
-    template = ChatTemplate.load(Path(fingerprint["path"]))
+    template = ChatTemplate.load(fingerprint.folder)
     found: dict[str, TokenizedSample] = {}
     for messages in records(path):
         if len(found) == number:
@@ -90,17 +90,16 @@ def rows(fingerprint: dict[str, Any], path: Path, number: int, max_length: int) 
     return list(found.values())
 
 
-def shards(rows: list[Any], mean: int = 64) -> list[dict[str, Any]]:
+def shards(rows: list[Any], mean: int = 64) -> list[Any]:
     from aerie.samples.shards import plan_shard
     from aerie.states.ids import group_records
 
     groups = group_records([r.id for r in rows], mean)
-    return [plan_shard("train", [rows[i] for i in g]).as_json() for g in groups]
+    return [plan_shard("train", [rows[i] for i in g]) for g in groups]
 
 
-def convention(fingerprint: dict[str, Any], layer_ids: list[int]) -> Any:
+def convention(fingerprint: Any) -> Any:
+    from aerie.config import HiddenStates
     from aerie.states.convention import Convention
 
-    return Convention(
-        fingerprint["fingerprint"], tuple(layer_ids), fingerprint["hidden_size"], "lossless"
-    )
+    return Convention.of(fingerprint, HiddenStates())

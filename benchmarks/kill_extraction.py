@@ -36,9 +36,8 @@ ENGINE = {
 
 def prepare(folder: Path, model: Path, samples: int) -> list[str]:
     """Write the inputs of a lane; the command that extracts it, without `--store`."""
-    from aerie.common.files import write_json
     from aerie.samples.file import TokenizedSample, write_samples
-    from aerie.samples.shards import plan_shard
+    from aerie.samples.shards import ShardList, plan_shard
     from aerie.states.ids import group_records
     from aerie.verifier.fingerprint import describe_verifier
 
@@ -50,13 +49,13 @@ def prepare(folder: Path, model: Path, samples: int) -> list[str]:
         rows.append(TokenizedSample(name, name, "kill", "train", ids, [True] * len(ids), 1, -1))
     groups = group_records([r.id for r in rows], 16)
     write_samples(folder / "samples", rows)
-    shards = [plan_shard("train", [rows[i] for i in g]).as_json() for g in groups]
-    write_json(folder / "shards", {"shards": shards})
-    write_json(folder / "verifier", describe_verifier(model, str(model), False))
+    shards = [plan_shard("train", [rows[i] for i in g]) for g in groups]
+    ShardList(shards=shards).write(folder / "shards")
+    describe_verifier(model, str(model)).write(folder / "verifier")
     command = [sys.executable, ROOT / "scripts" / "extract_hidden_states.py"]
     command += ["--samples", folder / "samples", "--shards", folder / "shards"]
     command += ["--verifier", folder / "verifier", "--lane", 0, "--settings"]
-    command.append(extraction_settings(ENGINE, max_length=160, layer_ids=[1, 2, 4]))
+    command.append(extraction_settings(ENGINE, max_length=160, aux_layer_ids=[1, 2, 4]))
     return list(map(str, command))
 
 

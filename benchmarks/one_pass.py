@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96, help="an answer")
     args = parser.parse_args()
     verifier = inputs.verifier(args.source)
-    from aerie.common.files import digest, write_json, write_json_lines
+    from aerie.common.files import digest, write_json_lines
 
     prompts = list(dict.fromkeys(m[0]["content"] for m in inputs.records(args.conversations)))
     prompts = [p for p in prompts if len(p) < 1200][: args.samples]
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         fingerprint = folder / "fingerprint.json"
-        write_json(fingerprint, verifier)
+        verifier.write(fingerprint)
         write_json_lines(folder / "train", train)
         write_json_lines(folder / "heldout", [])
         settings = {
@@ -97,7 +97,7 @@ def main() -> None:
     record(
         "one_pass",
         table,
-        verifier=verifier["source"],
+        verifier=verifier.source,
         prompts=len(prompts),
         max_tokens=args.max_tokens,
         engine=engine,

@@ -49,11 +49,11 @@ def fill_store(store, rows, shards) -> None:
     by_id = {r.id: r for r in rows}
     for shard in shards:
         samples = []
-        for identity in shard["samples"]:
+        for identity in shard.samples:
             tokens = torch.tensor(by_id[identity].input_ids)
             states = torch.randn(len(tokens), len(store.convention.layer_ids), WIDTH)
             samples.append(Sample(identity, tokens, states.to(torch.bfloat16)))
-        write_shard(store, shard["id"], samples, {})
+        write_shard(store, shard.id, samples, {})
 
 
 def resume(folder: Path, rows, store, shards) -> dict:
@@ -120,7 +120,7 @@ def main() -> None:
         store = Store(folder, Convention("f" * 32, ids, WIDTH))
         fill_store(store, rows, shards)
         table.append(resume(folder, rows, store, shards))
-    known = {s["id"] for s in shards}
+    known = {s.id for s in shards}
     middle = len(rows) // 2
     new = made_up(1, seed=1)[0]
     edits = {
@@ -129,7 +129,7 @@ def main() -> None:
         "inserted": [*rows[:middle], new, *rows[middle:]],
     }
     for what, changed in edits.items():
-        touched = [s for s in inputs.shards(changed) if s["id"] not in known]
+        touched = [s for s in inputs.shards(changed) if s.id not in known]
         table.append({"what": f"one sample {what} in the middle", "shards": len(touched)})
     with tempfile.TemporaryDirectory() as name:
         store = Store(Path(name), Convention("f" * 32, ids, WIDTH))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make .venv from the locks:   envs/install.sh cpu|gpu [dev]     (`make env`, `make test`)
+# Install .venv from the locks:   envs/install.sh cpu|gpu [dev]     (`make env`, `make test`)
 #
-# .venv holds exactly what the lock says, or it is made anew. The stamp (.venv/cpu.stamp,
-# gpu.stamp, dev.stamp) is written last and carries the lock's checksum: without the right
-# one, an earlier install was interrupted or was for another lock, and is not built upon.
+# .venv holds exactly what the lock says; otherwise it is installed from scratch. The stamp
+# (.venv/cpu.stamp, gpu.stamp, dev.stamp) is written last and holds the lock's checksum. If it is
+# missing or different, an earlier install was interrupted or used another lock.
 #
 # Read from the environment:
 #   PYTHON             the Python to use (otherwise the right one of python3.x and python3)
@@ -27,11 +27,11 @@ fail() {
 
 main() {
     exec 9<envs/install.sh
-    flock 9 || true # two runs of make in one folder: the second waits here
+    flock 9 || true # of two runs of make in one folder, the second waits here
 
     local base_again=
     whole "$kind" || base_again=yes
-    # An interrupted or outdated install of the development tools: all anew.
+    # An interrupted or outdated install of the development tools: start from scratch.
     if [[ -n $with_dev && -e .venv/dev.started ]] && ! whole dev; then base_again=yes; fi
 
     if [[ -n $base_again ]]; then
@@ -46,7 +46,7 @@ main() {
         pip_install dev --requirement envs/dev.lock
         stamp dev
     fi
-    # make compares times: what is whole is newer than its lock.
+    # make compares times, so a complete install must be newer than its lock.
     touch ".venv/$kind.stamp"
     if [[ -n $with_dev ]]; then touch .venv/dev.stamp; fi
 }
@@ -65,13 +65,13 @@ check_machine() {
     system=$(uname -sm)
     [[ $system == "Linux x86_64" ]] || fail "the locks in envs/ are for Linux x86_64 and this is $system."
     free=$(df -Pk . | awk 'NR == 2 {print int($4 / 1024 / 1024)}')
-    ((free >= need_gib)) || fail "$need_gib GiB are needed for .venv and $free GiB are free in $PWD; make room, or move the folder."
+    ((free >= need_gib)) || fail "$need_gib GiB are needed for .venv and $free GiB are free in $PWD; free space, or move the folder."
 }
 
 # Sets `python`, of the version the lock is for.
 find_python() {
     local candidate found list tried=()
-    PATH=${PATH//"$PWD/.venv/bin:"/} # never the one that is about to be removed
+    PATH=${PATH//"$PWD/.venv/bin:"/} # not the Python that is about to be removed
     for candidate in ${PYTHON:-"python$version" python3}; do
         found=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || found="not there"
         if [[ $found == "$version" ]]; then
@@ -84,12 +84,12 @@ find_python() {
     fail "Python $version is needed for envs/$kind.lock (${list//,/, }); install it or name it, as in: make env$flag PYTHON=/path/to/python$version"
 }
 
-# A new .venv. `kind` says that it is ours and which lock it is meant for.
+# A new .venv. The file `kind` marks it as ours, and says for which lock.
 empty_venv() {
     if [[ -e .venv ]]; then
-        [[ -e .venv/kind ]] || fail ".venv is there but was not made by make env; move it away first."
+        [[ -e .venv/kind ]] || fail ".venv exists but was not made by make env; move it away first."
         if grep -qsF "$PWD/.venv/" /proc/[0-9]*/maps; then
-            fail ".venv must be made anew (its lock has changed, or an install was cut short), but programs are running from it; run make again when they have ended."
+            fail ".venv must be installed again (its lock has changed, or an install was interrupted), but programs are running from it; run make again when they have ended."
         fi
         find .venv -mindepth 1 -maxdepth 1 ! -name kind -exec rm -rf {} +
     fi
@@ -102,13 +102,13 @@ install_base() {
     local started=$SECONDS torch
     echo "make env: installing $(count "$kind") packages from envs/$kind.lock into .venv"
     if [[ $kind == cpu ]]; then
-        # First, because it is the one that may not be found.
+        # First, because pip may not find it.
         torch=$(grep ^torch== envs/cpu.lock)
         pip_install torch ${AERIE_TORCH_INDEX:+--extra-index-url "$AERIE_TORCH_INDEX"} "$torch"
     fi
     pip_install "$kind" --requirement "envs/$kind.lock"
-    # On every core, where pip would do it on one. Some packages ship files that are
-    # not this version's Python: those are named in the log, and harmless.
+    # On all cores; pip uses one. Some packages ship files for other versions of Python:
+    # the log names them, and they are harmless.
     show "compiling"
     .venv/bin/python -m compileall -q -j 0 .venv/lib >>"$log" 2>&1 || true
     show

@@ -59,18 +59,14 @@ wildcard_constraints:
 
 
 def as_json(section):
-    """A section of the configuration as an argument for a script."""
-    return json.dumps(section.model_dump() if hasattr(section, "model_dump") else section)
+    """A section of the configuration as one of the params."""
+    return json.dumps(section.model_dump())
 
 
 def scale_with_attempt(amount):
     """A resource that grows with each attempt: more memory (MB) after a job was killed for want of
     it, more time (minutes) after it ran out."""
     return lambda wildcards, attempt: amount * attempt
-
-
-def flag(name, value):
-    return name if value else ""
 
 
 def log_of(stage, part="run"):
@@ -83,10 +79,6 @@ def progress_of(stage, part="run"):
 
 def benchmark_of(stage, part="run"):
     return f"{RUN}/benchmarks/{stage}/{part}.tsv"
-
-
-def trust():
-    return flag("--trust-remote-code", CONFIG.verifier.trust_remote_code)
 
 
 def add_param_names():
@@ -162,11 +154,7 @@ if workflow.is_main_process:
     sizes = checked(find_sizes, CONFIG.verifier.source, Path("results"), CONFIG.run, Path(STORE))
     if sizes:
         checked(check_config, CONFIG, sizes)
-ENGINE = as_json(CONFIG.engine)
-# Not among the params: another budget is no reason to run again.
-MAX_GIB = (
-    "" if CONFIG.hidden_states.max_gib is None else f"--max-gib {CONFIG.hidden_states.max_gib}"
-)
+TRUST = "--trust-remote-code" if CONFIG.verifier.trust_remote_code else ""
 # Of the engine only the number format is among the params of the stages whose results are the
 # verifier's words and states: how many sequences it computes at a time changes their speed.
 DTYPE = CONFIG.engine.dtype

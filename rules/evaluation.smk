@@ -27,9 +27,9 @@ rule measure_acceptance:
         max_prompts=CONFIG.evaluation.max_prompts,
         max_tokens=CONFIG.evaluation.max_tokens,
         max_length=CONFIG.samples.max_length,
-        engine=ENGINE,
+        engine=as_json(CONFIG.engine),
         version=versions.EVALUATION_VERSION,
-        trust=trust(),
+        trust=TRUST,
         progress=progress_of("measure_acceptance", "{name}"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"
@@ -63,9 +63,9 @@ rule measure_speed:
         max_tokens=CONFIG.evaluation.max_tokens,
         max_length=CONFIG.samples.max_length,
         concurrencies=CONFIG.evaluation.concurrencies,
-        engine=ENGINE,
+        engine=as_json(CONFIG.engine),
         version=versions.EVALUATION_VERSION,
-        trust=trust(),
+        trust=TRUST,
         progress=progress_of("measure_speed", "{name}"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"

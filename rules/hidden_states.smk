@@ -1,4 +1,3 @@
-from aerie.config.loading import sections_json
 from aerie.states.manifest import broken_shards
 
 
@@ -48,7 +47,7 @@ rule extract_hidden_states:
         mem_mb=scale_with_attempt(ENGINE_MB),
         runtime=scale_with_attempt(LONG),
     params:
-        layer_ids=as_json(CONFIG.hidden_states.aux_layer_ids),
+        layer_ids=json.dumps(CONFIG.hidden_states.aux_layer_ids),
         format=CONFIG.hidden_states.format,
         last_state=CONFIG.hidden_states.last_state,
         lanes=CONFIG.hidden_states.lanes,
@@ -56,7 +55,7 @@ rule extract_hidden_states:
         min_kept_share=CONFIG.hidden_states.min_kept_share,
         dtype=DTYPE,
         version=versions.SHARD_VERSION,
-        trust=trust(),
+        trust=TRUST,
         progress=progress_of("extract_hidden_states", "{lane}"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"

@@ -1,5 +1,4 @@
 from aerie.config import Source
-from aerie.config.loading import sections_json
 from aerie.corpus.files import expand as expand_source
 
 

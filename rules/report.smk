@@ -1,4 +1,3 @@
-from aerie.config.loading import sections_json
 from aerie.report.run import REPORTED_SECTIONS
 
 REPORT_SETTINGS = sections_json(CONFIG, *REPORTED_SECTIONS)

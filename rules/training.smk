@@ -44,7 +44,7 @@ rule train_drafter:
         ),
         version=versions.TRAINING_VERSION,
         launcher=launcher_of,
-        trust=trust(),
+        trust=TRUST,
         progress=progress_of("train_drafter", "{name}"),
     shell:
         "{SUPERVISE} --gpus {resources.gpu} --stage {rule} --log {log} --"

@@ -33,7 +33,7 @@ rule import_verifier:
         source=CONFIG.verifier.source,
         checkpoint=checkpoint_state(CONFIG.verifier.source),
         version=[versions.VERIFIER_VERSION, versions.TEMPLATE_VERSION],
-        trust=trust(),
+        trust=TRUST,
     shell:
         "python {SCRIPTS}/import_verifier.py --settings {VERIFIER_SETTINGS:q} --store {STORE}"
         " --output {output} > {log} 2>&1"

@@ -6,6 +6,7 @@ from pathlib import Path
 from aerie.common import cli
 from aerie.config.loading import settings_argument
 from aerie.extraction.run import extract_lane
+from aerie.verifier.fingerprint import read_fingerprint
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     extract_lane(
         args.settings,
-        cli.read_fingerprint(args.verifier),
+        read_fingerprint(args.verifier),
         samples=args.samples,
         shards=args.shards,
         store_folder=args.store,

@@ -7,6 +7,7 @@ from aerie.common import cli
 from aerie.config.loading import settings_argument
 from aerie.generation.generate import generate_responses
 from aerie.samples.shards import read_splits
+from aerie.verifier.fingerprint import read_fingerprint
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     generate_responses(
         read_splits(args.train, args.heldout),
-        cli.read_fingerprint(args.verifier),
+        read_fingerprint(args.verifier),
         args.settings,
         args.store,
         args.progress_log,

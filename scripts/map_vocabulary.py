@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aerie.common import cli
 from aerie.samples.vocabulary import map_vocabulary
+from aerie.verifier.fingerprint import read_fingerprint
 
 
 def main() -> None:
@@ -14,15 +15,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, required=True, help="tokens of the draft vocabulary")
     parser.add_argument("--output", type=Path, required=True, help="folder for t2d, d2t, coverage")
     args = parser.parse_args()
-    verifier = cli.read_fingerprint(args.verifier)
-    map_vocabulary(
-        args.samples,
-        args.size,
-        verifier["vocab_size"],
-        verifier["tokenizer_size"],
-        verifier["tokenizer"],
-        args.output,
-    )
+    map_vocabulary(args.samples, args.size, read_fingerprint(args.verifier), args.output)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from aerie.generation.manifest import load_answers
 from aerie.samples.file import write_samples
 from aerie.samples.shards import read_splits
 from aerie.samples.tokenize import tokenize_samples
+from aerie.verifier.fingerprint import read_fingerprint
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, required=True, help="report.json, written")
     args = parser.parse_args()
     settings = args.settings
-    verifier = Path(cli.read_fingerprint(args.verifier)["path"])
+    verifier = read_fingerprint(args.verifier).folder
     splits = read_splits(args.train, args.heldout)
     made = tokenize_samples(
         splits,

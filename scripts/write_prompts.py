@@ -6,6 +6,7 @@ from pathlib import Path
 from aerie.common import cli
 from aerie.config.loading import settings_argument
 from aerie.generation.self_prompts import write_self_prompts
+from aerie.verifier.fingerprint import read_fingerprint
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, required=True, help="self.json, written")
     args = parser.parse_args()
     write_self_prompts(
-        cli.read_fingerprint(args.verifier),
+        read_fingerprint(args.verifier),
         args.settings,
         args.store,
         args.output,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from aerie.common.files import read_json, write_json, write_json_lines
+from aerie.common.files import read_json, write_json_lines
 from aerie.generation.answers import AnswerStore
-from support.models import TINY_ENGINE
+from support.models import TINY_ENGINE, make_fingerprint
 from support.paths import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -102,8 +102,7 @@ def test_two_servers_one_killed_give_the_engines_own_answers(tmp_path, tiny_veri
     ]
     write_json_lines(tmp_path / "train.jsonl.zst", records)
     write_json_lines(tmp_path / "heldout.jsonl.zst", [])
-    fingerprint = {"path": str(tiny_verifier), "fingerprint": "f" * 32}
-    write_json(tmp_path / "fingerprint.json", fingerprint)
+    make_fingerprint(path=str(tiny_verifier)).write(tmp_path / "fingerprint.json")
 
     def start(name: str, **generation: object) -> subprocess.Popen:
         settings = {

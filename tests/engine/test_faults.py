@@ -31,7 +31,7 @@ def _slowly(run):
             yield answer
     return slow
 
-Engine.run = _slowly(Engine.run)
+InProcessEngine.run = _slowly(InProcessEngine.run)
 """
 BROKEN_CONNECTOR = """
 _calls = []

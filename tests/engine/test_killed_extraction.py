@@ -22,7 +22,7 @@ if __name__ == "__main__":
     from aerie.common.errors import InputError, UnusableStates
     from aerie.common.progress import JobProgress
     from aerie import config
-    from aerie.engine.in_process import Engine
+    from aerie.engine.in_process import InProcessEngine
     from aerie.engine.protocol import Failure, Request
     from aerie.extraction.run import describe_lane, extract
     from aerie.extraction.work import LaneWork
@@ -42,13 +42,13 @@ if __name__ == "__main__":
         tokens = torch.randint(3, 400, (5 + 3 * number,)).tolist()
         name = f"s{{number}}"
         rows.append(TokenizedSample(name, name, "x", "train", tokens, [], 1, -1))
-    shards = [plan_shard("train", rows[i : i + 12]).as_json() for i in range(0, 36, 12)]
+    shards = [plan_shard("train", rows[i : i + 12]) for i in range(0, 36, 12)]
 
     @contextlib.contextmanager
     def engine(capture=ids):
         with (
             Staging() as staging,
-            Engine(
+            InProcessEngine(
                 model,
                 config.Engine(**{settings!r}),
                 max_model_len=160,
@@ -124,7 +124,7 @@ if __name__ == "__main__":
 
             def stumble():
                 # In the second shard, when the first is there.
-                if e.llm.llm_engine.asked > len(shards[0]["samples"]) and not deaths:
+                if e.llm.llm_engine.asked > len(shards[0].samples) and not deaths:
                     while not list((root / "dying").rglob("*.safetensors")):
                         assert time.monotonic() < deadline
                         time.sleep(0.01)

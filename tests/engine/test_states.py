@@ -18,7 +18,7 @@ if __name__ == "__main__":
     from transformers import AutoModelForCausalLM
     from aerie import config
     from aerie.engine.captured import read_captured
-    from aerie.engine.in_process import Engine
+    from aerie.engine.in_process import InProcessEngine
     from aerie.engine.protocol import Request
     from aerie.common.errors import UnusableStates
     from aerie.states.checks import check_states
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     found = {{}}
     with (
         Staging() as staging,
-        Engine(
+        InProcessEngine(
             model, settings, max_model_len=160, capture_ids=ids, staging=staging.folder
         ) as engine,
     ):

@@ -11,13 +11,16 @@ from safetensors.torch import save_file
 import store as program
 from aerie.common import cli
 from aerie.common.files import write_json
+from aerie.extraction.extractor import LaneCounts
 from aerie.extraction.run import describe_lane
 from aerie.extraction.work import LaneWork
 from aerie.samples.file import TokenizedSample, write_samples
-from aerie.samples.shards import plan_shard
+from aerie.samples.shards import ShardList, ShardPlan, plan_shard
 from aerie.states.convention import Convention
 from aerie.states.shard import Sample
 from aerie.states.store import Store
+from aerie.verifier.fingerprint import FINGERPRINT
+from support.models import make_fingerprint
 
 LAYERS, WIDTH, VOCABULARY = 6, 16, 64
 IDS = (1, 2, 4, LAYERS)
@@ -83,36 +86,32 @@ class FinishedRun:
         self.groups = [made[:3], made[3:6], made[6:]]
         self.shards = self.write_run("demo", self.groups)
 
-    def write_run(self, name: str, groups) -> list[dict]:
+    def write_run(self, name: str, groups) -> list[ShardPlan]:
         run = self.folder / "results" / name
         shards = []
         for group in groups:
-            shard = plan_shard(group[0][0].split, [row for row, _ in group]).as_json()
+            shard = plan_shard(group[0][0].split, [row for row, _ in group])
             samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in group]
-            self.store.write(shard["id"], samples)
+            self.store.write(shard.id, samples)
             shards.append(shard)
-        write_json(
-            run / "verifier/fingerprint.json",
-            {
-                "path": str(self.verifier.folder),
-                "fingerprint": "f" * 32,
-                "tokenizer": "t" * 32,
-                "num_layers": LAYERS,
-                "hidden_size": WIDTH,
-                "vocab_size": VOCABULARY,
-            },
-        )
+        make_fingerprint(
+            path=str(self.verifier.folder),
+            num_layers=LAYERS,
+            hidden_size=WIDTH,
+            vocab_size=VOCABULARY,
+            tokenizer="t" * 32,
+        ).write(run / FINGERPRINT)
         (run / "prompts").mkdir(parents=True)
         write_json(run / "responses/manifest.json", {})
-        write_json(run / "samples/shards.json", {"shards": shards})
+        ShardList(shards=shards).write(run / "samples/shards.json")
         write_samples(run / "samples/samples.parquet", [row for g in groups for row, _ in g])
         for lane, part in enumerate((shards[::2], shards[1::2])):
             work = LaneWork(self.store, {row.id: row for g in groups for row, _ in g}, part)
-            describe_lane(work, {}, 0.0).write(run / f"hidden_states/lane-{lane}.json")
+            describe_lane(work, LaneCounts(), 0.0).write(run / f"hidden_states/lane-{lane}.json")
         return shards
 
     def path(self, number: int) -> Path:
-        return self.store.path(self.shards[number]["id"])
+        return self.store.path(self.shards[number].id)
 
     def lane(self, number: int) -> Path:
         return self.folder / f"results/demo/hidden_states/lane-{number}.json"

@@ -13,7 +13,7 @@ from aerie.engine.protocol import Answer, Failure, Request
 from aerie.extraction.run import describe_lane, extract
 from aerie.extraction.work import LaneWork
 from aerie.samples.file import TokenizedSample
-from aerie.samples.shards import plan_shard
+from aerie.samples.shards import ShardPlan, plan_shard
 from aerie.states.convention import Convention
 from aerie.states.ids import sample_key
 from aerie.states.shard import Shard
@@ -127,10 +127,9 @@ class Lane:
         self.store = Store(root / "store", CONVENTION)
         self.samples = {s.id: s for s in samples}
         self.shards = [
-            plan_shard("train", samples[i : i + size]).as_json()
-            for i in range(0, len(samples), size)
+            plan_shard("train", samples[i : i + size]) for i in range(0, len(samples), size)
         ]
-        largest = max(s["tokens"] for s in self.shards)
+        largest = max(s.tokens for s in self.shards)
         self.two_shards = 2 * largest * CONVENTION.bytes_per_token()
         self.folder = root / folder
         self.folder.mkdir(exist_ok=True)
@@ -166,8 +165,8 @@ class Lane:
         """States of all samples in the store, by id."""
         found = {}
         for shard in self.shards:
-            if self.store.has(shard["id"]):
-                with Shard(self.store.path(shard["id"])) as opened:
+            if self.store.has(shard.id):
+                with Shard(self.store.path(shard.id)) as opened:
                     for number in range(len(opened.samples)):
                         sample = opened.read(number)
                         found[sample.id] = sample.states
@@ -183,7 +182,7 @@ class Lane:
         return all(torch.equal(found[i], true_states(self.samples[i].input_ids)) for i in found)
 
 
-def refusing(*shards: dict[str, Any]) -> Spoil:
+def refusing(*shards: ShardPlan) -> Spoil:
     """A `spoil` that lets every sample of these shards fail."""
-    lost = {i for shard in shards for i in shard["samples"]}
+    lost = {i for shard in shards for i in shard.samples}
     return lambda n, key, states: "no" if key.removesuffix("-again") in lost else states

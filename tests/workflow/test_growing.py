@@ -24,20 +24,14 @@ from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
 from aerie.states.convention import Convention
 from aerie.states.ids import group_records, shard_id
 from aerie.states.store import Store
-from support.models import KIMI
+from support.models import KIMI, make_fingerprint
 from support.paths import ROOT
 from support.project import Project
 from support.workflow import FAR
 
-FINGERPRINT = {
-    "source": "verifier",
-    "path": "verifier",
-    "num_layers": 30,
-    "hidden_size": 64,
-    "vocab_size": 512,
-    "max_length": 8192,
-    "fingerprint": "f" * 32,
-}
+FINGERPRINT = make_fingerprint(
+    source="verifier", path="verifier", hidden_size=64, vocab_size=512, tokenizer_size=512
+)
 RUN = Path("results/demo")
 NOTHING_DONE = {s: PlannedJobs(jobs=1) for s in ("collect_prompts", "tokenize_samples")}
 
@@ -47,8 +41,7 @@ def place(tmp_path, monkeypatch) -> Path:
     """A folder with 2,500 prompts and a verifier that counts as imported."""
     prompts = (json.dumps({"prompt": f"Count from {i} to {3 * i}."}) for i in range(2500))
     (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
-    (tmp_path / "results/demo/verifier").mkdir(parents=True)
-    (tmp_path / "results/demo/verifier/fingerprint.json").write_text(json.dumps(FINGERPRINT))
+    FINGERPRINT.write(tmp_path / "results/demo/verifier/fingerprint.json")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

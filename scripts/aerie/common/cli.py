@@ -7,11 +7,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from aerie.common.errors import EXIT_CRASH, EXIT_INPUT, AerieError, InputError
-from aerie.common.files import is_disk_full, read_json
+from aerie.common.errors import EXIT_CRASH, EXIT_INPUT, AerieError
+from aerie.common.files import is_disk_full
 
 
 def run(main: Callable[[], None]) -> None:
@@ -58,22 +57,3 @@ def json_argument(text: str) -> Any:
 
 def parser(description: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=description, allow_abbrev=False)
-
-
-def add_engine_arguments(arguments: argparse.ArgumentParser) -> None:
-    arguments.add_argument(
-        "--engine", type=json_argument, required=True, help="the `engine` section, as JSON"
-    )
-    arguments.add_argument("--trust-remote-code", action="store_true")
-    arguments.add_argument("--progress-log", type=Path, help="file for progress as JSON lines")
-
-
-def read_fingerprint(path: Path) -> dict[str, Any]:
-    """`verifier/fingerprint.json`; `InputError` when the checkpoint it names is gone."""
-    fingerprint: dict[str, Any] = read_json(path)
-    if not Path(fingerprint["path"]).is_dir():
-        raise InputError(
-            f"{path}: the verifier's folder {fingerprint['path']} is gone; delete this file and "
-            "run again"
-        )
-    return fingerprint

@@ -200,6 +200,8 @@ class PackSampler(MultipackDistributedBatchSamplerV2):
     and skips those it had.
     """
 
+    _cached_generated_batches: tuple[int, list[list[int]]]
+
     def __init__(self, dataset: ShardDataset, capacity: int, seed: int, shuffle: bool):
         super().__init__(capacity, dataset.approx_lengths, get_dp_size(), get_dp_rank(), seed=seed)
         self.shards = dataset.shards()

@@ -48,11 +48,10 @@ def first_model(urls: list[str], patience: Patience | None = None) -> str:
             except IndexError:
                 faults[url] = "it serves no model"
     raise EndpointError(
-        "no endpoint says which model it serves:\n  "
-        + "\n  ".join(f"{url}: {fault}" for url, fault in faults.items())
-        + "\nStart the servers or correct generation.endpoints. With "
-        "generation.endpoint_model set, answers kept earlier are found without them",
+        "no endpoint says which model it serves",
         faults,
+        "Start the servers or correct generation.endpoints. With generation.endpoint_model set, "
+        "answers kept earlier are found without them",
     )
 
 

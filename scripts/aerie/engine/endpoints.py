@@ -144,7 +144,8 @@ class Endpoints:
         opened = await asyncio.gather(*map(self._client.open, self.servers), return_exceptions=True)
         for server, fault in zip(self.servers, opened, strict=True):
             if isinstance(fault, ServerUnfit):
-                raise EndpointError(f"{server.url}: {fault}", {server.url: str(fault)})
+                problem = "an endpoint does not fit the configuration"
+                raise EndpointError(problem, {server.url: str(fault)})
             if isinstance(fault, RequestFailed):
                 server.fail(str(fault), started, fault.wait)
             elif fault is not None:
@@ -206,8 +207,7 @@ class Endpoints:
 
     def _all_dead(self) -> EndpointError:
         faults = {s.url: s.error for s in self.servers}
-        lines = [f"{url}: {fault}" for url, fault in faults.items()]
-        return EndpointError("no endpoint works any more:\n  " + "\n  ".join(lines), faults)
+        return EndpointError("no endpoint works any more", faults)
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:

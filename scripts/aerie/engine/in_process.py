@@ -13,7 +13,7 @@ from aerie.common.errors import EngineError, InputError
 from aerie.common.machine import computes_bf16, keep_freed_memory
 from aerie.common.paths import SCRIPTS
 from aerie.common.progress import JobProgress
-from aerie.config import Engine as EngineSettings
+from aerie.config import Engine
 from aerie.engine.captured import with_states
 from aerie.engine.protocol import Answer, EngineDied, Failure, Request
 
@@ -21,7 +21,7 @@ WRITE_SECONDS = 300.0
 """Longest time the connector may take to write the states of the last requests."""
 
 
-class Engine:
+class InProcessEngine:
     """A vLLM engine fed with token ids: on a GPU in a process of its own, on a CPU in this one.
 
     `capture_ids`: save the states of these layers (sorted; the last id may be the number of
@@ -34,7 +34,7 @@ class Engine:
     def __init__(
         self,
         model: Path,
-        settings: EngineSettings,
+        settings: Engine,
         *,
         max_model_len: int,
         trust_remote_code: bool = False,
@@ -277,7 +277,7 @@ def _dtype(wanted: str) -> str:
     return "float32" if wanted == "auto" and not computes_bf16() else wanted
 
 
-def _prepare_environment(settings: EngineSettings) -> None:
+def _prepare_environment(settings: Engine) -> None:
     """Set what vLLM reads from the environment; call this before importing vLLM."""
     import torch
 

@@ -21,11 +21,15 @@ class PromptForm(IntEnum):
 
 
 class EndpointError(EngineError):
-    """No server works, or one is not what the configuration says. `faults`: URL → reason."""
+    """No server works, or one is not what the configuration says.
 
-    def __init__(self, message: str, faults: dict[str, str]):
-        super().__init__(message)
-        self.faults = faults
+    `problem`: what is wrong in a few words. `faults`: URL → reason. `advice`: what to do.
+    """
+
+    def __init__(self, problem: str, faults: dict[str, str], advice: str = ""):
+        lines = [f"  {url}: {fault}" for url, fault in faults.items()]
+        super().__init__("\n".join([f"{problem}:", *lines, *([advice] if advice else [])]))
+        self.problem, self.faults = problem, faults
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from aerie.common.progress import JobProgress
 from aerie.common.versions import EVALUATION_VERSION
 from aerie.config import Config
 from aerie.corpus.prompt_sets import read_heldout, read_prompt_file
-from aerie.engine.in_process import Engine
+from aerie.engine.in_process import InProcessEngine
 from aerie.engine.protocol import Request
 from aerie.evaluation.results import Acceptance, AcceptanceSettings, PromptSetAcceptance
 from aerie.evaluation.served import ServedDrafter
@@ -23,7 +23,7 @@ def count_acceptance(
     prompts: int,
     generated_tokens: int,
 ) -> PromptSetAcceptance:
-    """Acceptance between two readings of vLLM's counters (`Engine.counters`).
+    """Acceptance between two readings of vLLM's counters (`InProcessEngine.counters`).
 
     Source: vLLM's `SpecDecodingMetrics`. Raises `InputError` when nothing was drafted.
     """
@@ -108,7 +108,7 @@ def _measure(
     found = {}
     with (
         JobProgress("measure_acceptance", total, "prompts", progress_log) as progress,
-        Engine(**served.engine_arguments(True), count=True, progress=progress) as engine,
+        InProcessEngine(**served.engine_arguments(True), count=True, progress=progress) as engine,
     ):
         for name, prompts in prompt_sets.items():
             before = engine.counters()

@@ -13,7 +13,7 @@ from aerie.common.progress import JobProgress
 from aerie.common.versions import EVALUATION_VERSION
 from aerie.config import Config
 from aerie.corpus.prompt_sets import read_heldout
-from aerie.engine.in_process import Engine
+from aerie.engine.in_process import InProcessEngine
 from aerie.engine.protocol import Request
 from aerie.evaluation.results import Speed, SpeedSettings, Speedup, Timing
 from aerie.evaluation.served import ServedDrafter
@@ -113,7 +113,7 @@ def _time_prompts(
     total = 2 * len(concurrencies) * len(prompts)
     with (
         JobProgress("measure_speed", total, "prompts", progress_log, phase="loading") as progress,
-        Engine(**engine_arguments, progress=progress) as engine,
+        InProcessEngine(**engine_arguments, progress=progress) as engine,
     ):
         progress.begin(done, total)
         for _ in engine.run(iter([Request("warm-up", prompts[0], 8)])):

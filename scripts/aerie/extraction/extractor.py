@@ -19,16 +19,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from aerie.common.errors import UnusableStates
 from aerie.common.leases import POLL_SECONDS, Leases
 from aerie.common.progress import JobProgress
 from aerie.engine.protocol import Answer, EngineDied, Failure, Request, VerifierEngine
-from aerie.extraction.verdict import Verdict
+from aerie.extraction.verdict import StatesCheck
 from aerie.extraction.work import LaneWork, too_few
 from aerie.extraction.writer import ShardWriter
 from aerie.samples.file import TokenizedSample
+from aerie.samples.shards import ShardPlan
 from aerie.states.facts import write_nothing_kept
 from aerie.states.teacher import Teacher
 from aerie.states.writers import writers
@@ -41,13 +41,15 @@ MAX_WRITING = 8
 
 
 @dataclass
-class Counts:
-    """What a lane did. `adopted_samples` came from shards that another run made meanwhile."""
+class LaneCounts:
+    """What a lane did, and the `seconds` it took. `adopted_samples` came from shards that another
+    run made meanwhile."""
 
     extracted_samples: int = 0
     extracted_tokens: int = 0
     adopted_samples: int = 0
     copied_samples: int = 0
+    seconds: float = 0.0
 
 
 class LaneExtractor:
@@ -69,13 +71,13 @@ class LaneExtractor:
     ):
         self.work, self.progress, self.leases = work, progress, leases
         self.staging_bytes, self.min_kept_share = staging_bytes, min_kept_share
-        self.counts = Counts(copied_samples=work.number_to_copy())
+        self.counts = LaneCounts(copied_samples=work.number_to_copy())
         self.left_out = dict(work.left_out)
-        self.verdict = Verdict(work.store, load_teacher)
+        self.verdict = StatesCheck(work.store, load_teacher)
         self.writer = ShardWriter(work, self.verdict, progress.beat)
         # Before the engine, which binds the main thread to one core.
         self.pool = writers(2)
-        self.writing: dict[concurrent.futures.Future[dict[str, str]], dict[str, Any]] = {}
+        self.writing: dict[concurrent.futures.Future[dict[str, str]], ShardPlan] = {}
         self.todo = deque(work.missing)
         """Shards that are not begun."""
         self.batch: deque[TokenizedSample] = deque()
@@ -85,15 +87,14 @@ class LaneExtractor:
         self.again: deque[str] = deque()
         """Samples that failed once."""
         self.awaited = {
-            s["id"]: {i for i in s["samples"] if work.keys[i] not in work.found}
-            for s in work.missing
+            s.id: {i for i in s.samples if work.keys[i] not in work.found} for s in work.missing
         }
         """By shard: samples to come before it can be written."""
         self.staged: dict[str, int] = {}
         """By sample: bytes of states in an unwritten shard, computed or about to be."""
-        self.empty: list[dict[str, Any]] = []
+        self.empty: list[ShardPlan] = []
         """Finished shards of which nothing could be kept."""
-        self._shard_of = {i: s for s in work.missing for i in s["samples"]}
+        self._shard_of = {i: s for s in work.missing for i in s.samples}
         self._came: set[str] = set()
         self._tried: set[str] = set()
         self._waits_for = 0
@@ -184,7 +185,7 @@ class LaneExtractor:
             fits = sum(self.staged.values()) + sum(sizes.values()) <= self.staging_bytes
             if len(self.writing) >= MAX_WRITING or (self.writing and not fits):
                 return False
-            if not self.leases.take(self.work.store.path(shard["id"])):
+            if not self.leases.take(self.work.store.path(shard.id)):
                 self.todo.rotate(-1)
                 continue
             self.todo.popleft()
@@ -201,13 +202,13 @@ class LaneExtractor:
                 return True
         return False
 
-    def _adopt(self, shard: dict[str, Any]) -> None:
+    def _adopt(self, shard: ShardPlan) -> None:
         """Take over a shard that somebody else has made meanwhile."""
-        left_out = {i: why for i in shard["samples"] if (why := self.work.left_out.get(i))}
-        kept = [i for i in shard["samples"] if i not in left_out]
+        left_out = {i: why for i in shard.samples if (why := self.work.left_out.get(i))}
+        kept = [i for i in shard.samples if i not in left_out]
         self.counts.adopted_samples += sum(self.work.keys[i] not in self.work.found for i in kept)
         self.left_out |= left_out
-        self.leases.release(self.work.store.path(shard["id"]))
+        self.leases.release(self.work.store.path(shard.id))
         self._check_kept()
         self._show_progress()
 
@@ -220,7 +221,7 @@ class LaneExtractor:
             self._record_empty()  # otherwise two lanes would wait for each other
             if self._waits_for != len(self.todo):
                 self._waits_for = len(self.todo)
-                who = self.leases.holder(self.work.store.path(self.todo[0]["id"])) or "another"
+                who = self.leases.holder(self.work.store.path(self.todo[0].id)) or "another"
                 print(f"waiting for {self._waits_for} shards made by {who}", flush=True)
                 self.progress.enter("waiting")
             self.progress.beat()
@@ -270,13 +271,13 @@ class LaneExtractor:
 
     def _done_with(self, identity: str) -> None:
         shard = self._shard_of[identity]
-        self.awaited[shard["id"]].discard(identity)
-        if not self.awaited[shard["id"]]:
+        self.awaited[shard.id].discard(identity)
+        if not self.awaited[shard.id]:
             self._submit(shard)
 
-    def _submit(self, shard: dict[str, Any]) -> None:
+    def _submit(self, shard: ShardPlan) -> None:
         """Hand a shard, whose samples have all come or are left out, to a writer."""
-        left_out = {i: self.left_out[i] for i in shard["samples"] if i in self.left_out}
+        left_out = {i: self.left_out[i] for i in shard.samples if i in self.left_out}
         self.writing[self.pool.submit(self.writer.write, shard, left_out)] = shard
 
     def _collect(self) -> None:
@@ -285,17 +286,17 @@ class LaneExtractor:
             shard = self.writing.pop(future)
             wrong = future.result()
             # All of them, before the first of them could complete the shard.
-            self.awaited[shard["id"]].update(wrong)
+            self.awaited[shard.id].update(wrong)
             for identity, reason in wrong.items():
                 self._fail(identity, reason)
             if wrong:
                 continue
-            for identity in shard["samples"]:
+            for identity in shard.samples:
                 self.staged.pop(identity, None)
-            if all(identity in self.left_out for identity in shard["samples"]):
+            if all(identity in self.left_out for identity in shard.samples):
                 self.empty.append(shard)
             else:
-                self.leases.release(self.work.store.path(shard["id"]))
+                self.leases.release(self.work.store.path(shard.id))
 
     def _record_empty(self) -> None:
         """Record of which shards nothing could be kept, so that nobody tries them again.
@@ -305,8 +306,8 @@ class LaneExtractor:
         """
         while self.empty:
             shard = self.empty.pop()
-            path = self.work.store.path(shard["id"])
-            left_out = {self.work.keys[i]: self.left_out[i] for i in shard["samples"]}
+            path = self.work.store.path(shard.id)
+            left_out = {self.work.keys[i]: self.left_out[i] for i in shard.samples}
             if not os.path.lexists(path):  # another run may have succeeded
                 write_nothing_kept(path, left_out)
             self.leases.release(path)

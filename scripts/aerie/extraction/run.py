@@ -5,29 +5,28 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from aerie.common.errors import InputError
-from aerie.common.files import read_json
 from aerie.common.leases import Leases
 from aerie.common.progress import JobProgress
 from aerie.config import Config
 from aerie.engine.protocol import VerifierEngine
 from aerie.engine.staging import Staging
-from aerie.extraction.extractor import LaneExtractor
-from aerie.extraction.work import LaneWork, share, too_few
+from aerie.extraction.extractor import LaneCounts, LaneExtractor
+from aerie.extraction.work import LaneWork, too_few
 from aerie.samples.file import read_samples
+from aerie.samples.shards import ShardList
 from aerie.states.convention import Convention
 from aerie.states.manifest import LaneManifest, LaneShard, ManifestConvention
 from aerie.states.room import check_room
 from aerie.states.store import Store, is_done
 from aerie.states.teacher import Teacher
-from aerie.verifier.compatibility import resolve_layer_ids
+from aerie.verifier.fingerprint import Fingerprint
 
 
 def extract_lane(
     settings: Config,
-    verifier: dict[str, Any],
+    verifier: Fingerprint,
     *,
     samples: Path,
     shards: Path,
@@ -38,26 +37,17 @@ def extract_lane(
 ) -> None:
     """Make the lane's missing shards and write its manifest to `output`.
 
-    `settings`: the sections `hidden_states`, `samples`, `engine` and `verifier`. `verifier`: the
-    fingerprint. Raises `InputError` if the states do not fit on the disk or too few samples can be
-    kept, `UnusableStates`, `EngineError`.
+    `settings`: the sections `hidden_states`, `samples`, `engine` and `verifier`. Raises
+    `InputError` if the states do not fit on the disk or too few samples can be kept,
+    `UnusableStates`, `EngineError`.
     """
     wanted = settings.hidden_states
-    model = Path(verifier["path"])
-    layer_ids = resolve_layer_ids(wanted.aux_layer_ids, verifier["num_layers"])
-    convention = Convention(
-        verifier["fingerprint"],
-        tuple(layer_ids),
-        verifier["hidden_size"],
-        wanted.format,
-        wanted.last_state,
-        verifier["tokenizer"],
-    )
+    convention = Convention.of(verifier, wanted)
     store = Store(store_folder, convention)
-    all_shards = read_json(shards)["shards"]
-    work = LaneWork(store, read_samples(samples), share(all_shards, lane, wanted.lanes))
+    all_shards = ShardList.read(shards).shards
+    work = LaneWork(store, read_samples(samples), all_shards[lane :: wanted.lanes])
     # Lanes side by side fill the same disk: what all of them lack has to fit.
-    lacking = sum(s["tokens"] for s in all_shards if not is_done(store, s["id"]))
+    lacking = sum(s.tokens for s in all_shards if not is_done(store, s.id))
     check_room(store, lacking, wanted.max_gib)
     total = work.number_to_extract()
     start = time.monotonic()
@@ -69,14 +59,14 @@ def extract_lane(
 
         def start_engine() -> VerifierEngine:
             # Here, because importing vLLM takes 10 seconds.
-            from aerie.engine.in_process import Engine
+            from aerie.engine.in_process import InProcessEngine
 
-            return Engine(
-                model,
+            return InProcessEngine(
+                verifier.folder,
                 settings.engine,
                 max_model_len=settings.samples.max_length + 1,
                 trust_remote_code=settings.verifier.trust_remote_code,
-                capture_ids=layer_ids,
+                capture_ids=list(convention.layer_ids),
                 staging=staging.folder if staging else None,
                 progress=progress,
             )
@@ -84,12 +74,12 @@ def extract_lane(
         counts = extract(
             work,
             start_engine,
-            lambda: Teacher(model),
+            lambda: Teacher(verifier.folder),
             progress,
             staging_bytes=staging.limit if staging else 0,
             min_kept_share=wanted.min_kept_share,
         )
-        counts["seconds"] = round(time.monotonic() - start, 1)
+        counts.seconds = round(time.monotonic() - start, 1)
         progress.enter("finishing")
         manifest = describe_lane(work, counts, wanted.min_kept_share, progress.beat)
     manifest.write(output)
@@ -103,19 +93,19 @@ def extract(
     *,
     staging_bytes: int,
     min_kept_share: float,
-) -> dict[str, Any]:
-    """Make the missing shards (see `LaneExtractor`); the counts for the manifest."""
+) -> LaneCounts:
+    """Make the missing shards (see `LaneExtractor`); what was done for them."""
     with Leases() as leases:
         extractor = LaneExtractor(
             work, load_teacher, progress, leases, staging_bytes, min_kept_share
         )
         extractor.run(start_engine)
-    return vars(extractor.counts)
+    return extractor.counts
 
 
 def describe_lane(
     work: LaneWork,
-    counts: dict[str, Any],
+    counts: LaneCounts,
     min_kept_share: float,
     beat: Callable[[], None] = lambda: None,
 ) -> LaneManifest:
@@ -126,27 +116,27 @@ def describe_lane(
     """
     entries, omitted = [], 0
     for shard in work.shards:
-        path = work.store.path(shard["id"])
-        known = shard["id"] in work.present and path.is_file()
+        path = work.store.path(shard.id)
+        known = shard.id in work.present and path.is_file()
         if not known and not work.usable(shard):
             raise InputError(
                 f"{path}: this shard was complete a moment ago and is not now; another program "
                 "changes this store. Run again: the shard is made again"
             )
         beat()
-        if shard["id"] not in work.present:
+        if shard.id not in work.present:
             continue
-        facts = work.present[shard["id"]]
-        omitted += facts["omitted_bytes"]
+        found = work.present[shard.id]
+        omitted += found.omitted_bytes
         entries.append(
             LaneShard(
-                id=shard["id"],
+                id=shard.id,
                 file=path.name,
-                split=shard["split"],
-                samples=facts["samples"],
-                tokens=facts["tokens"],
-                bytes=facts["bytes"],
-                checksum=facts["checksum"],
+                split=shard.split,
+                samples=found.samples,
+                tokens=found.tokens,
+                bytes=found.bytes,
+                checksum=found.checksum,
             )
         )
     kept = sum(len(entry.samples) for entry in entries)
@@ -162,5 +152,5 @@ def describe_lane(
         omitted_bytes=omitted,
         bytes=sum(entry.bytes for entry in entries),
         quarantined=work.left_out,
-        **counts,
+        **vars(counts),
     )

@@ -18,7 +18,7 @@ from aerie.states.teacher import (
 
 
 @dataclass(frozen=True)
-class Captured:
+class CheckedSample:
     """The end of a captured sample.
 
     `last_states`: bf16 [1, ids, hidden], those of the last token. `chosen`: the token that the
@@ -30,7 +30,7 @@ class Captured:
     chosen: int
 
 
-class Verdict:
+class StatesCheck:
     """Checks captured samples, shard by shard, from several threads.
 
     A single sample says little: bf16 arithmetic makes a few correct ones disagree. Samples of
@@ -44,10 +44,10 @@ class Verdict:
         self._teacher: Teacher | None = None
         self._lock = threading.Lock()
         self._passed: set[str] = set()
-        self._unsure: list[Captured] = []
+        self._unsure: list[CheckedSample] = []
         self._unsure_shards: list[str] = []
 
-    def check(self, shard: str, samples: list[Captured]) -> dict[str, str]:
+    def check(self, shard: str, samples: list[CheckedSample]) -> dict[str, str]:
         """Samples whose states do not lead to the chosen token, with the reason.
 
         Samples that passed before are not checked again. Raises `UnusableStates` when so many
@@ -67,7 +67,9 @@ class Verdict:
             passed = [s for s in samples if s.id not in wrong]
             if len(passed) < ENOUGH_TOKENS:
                 # Clones, because a view would keep the whole sample in memory.
-                self._unsure += [Captured(s.id, s.last_states.clone(), s.chosen) for s in passed]
+                self._unsure += [
+                    CheckedSample(s.id, s.last_states.clone(), s.chosen) for s in passed
+                ]
                 self._unsure_shards.append(shard)
                 self._judge_unsure(ENOUGH_TOKENS)
         self._passed.update(s.id for s in passed)
@@ -98,7 +100,7 @@ class Verdict:
             self.store.set_aside(self.store.path(shard))
 
 
-def _all_wrong(shards: list[str], samples: list[Captured], error: Exception) -> UnusableStates:
+def _all_wrong(shards: list[str], samples: list[CheckedSample], error: Exception) -> UnusableStates:
     return UnusableStates(
         f"{error} (shards {', '.join(shards[:3])}; samples "
         f"{', '.join(s.id for s in samples[:3])}, ...). None of these shards were kept. Check "

@@ -2,19 +2,30 @@
 
 import os
 from collections import deque
-from typing import Any
+from dataclasses import dataclass
 
 from aerie.common.errors import InputError, UnusableStates
 from aerie.common.leases import lease_path
 from aerie.samples.file import TokenizedSample
+from aerie.samples.shards import ShardPlan
 from aerie.states.facts import nothing_kept, read_facts
 from aerie.states.shard import Shard
 from aerie.states.store import Store
 
 
-def share(shards: list[dict[str, Any]], lane: int, lanes: int) -> list[dict[str, Any]]:
-    """The shards of lane `lane` of `lanes`: every `lanes`-th."""
-    return shards[lane::lanes]
+@dataclass(frozen=True)
+class FoundShard:
+    """An existing shard: the ids of its samples, their tokens, and what its manifest entry needs.
+
+    `omitted_bytes`: of states that `last_state: supervised` leaves out. `bytes`, `checksum`: of
+    the file.
+    """
+
+    samples: list[str]
+    tokens: int
+    omitted_bytes: int
+    bytes: int
+    checksum: str
 
 
 class LaneWork:
@@ -22,15 +33,13 @@ class LaneWork:
 
     `missing`: shards that are absent, that somebody else is making, or that were damaged and have
     been moved aside. `found`: where other shards hold samples of these, by key: file and position.
-    `present`: facts about each existing shard by its id. `left_out`: samples that the existing
+    `present`: the existing shards by id. `left_out`: samples that the existing
     shards lack, with the reason. `keys`: the key of each sample by its id.
     """
 
-    def __init__(
-        self, store: Store, samples: dict[str, TokenizedSample], shards: list[dict[str, Any]]
-    ):
+    def __init__(self, store: Store, samples: dict[str, TokenizedSample], shards: list[ShardPlan]):
         self.store, self.samples, self.shards = store, samples, shards
-        if unknown := [i for s in shards for i in s["samples"] if i not in samples]:
+        if unknown := [i for s in shards for i in s.samples if i not in samples]:
             raise InputError(
                 f"samples/shards.json: {len(unknown)} of its samples are not in "
                 f"samples/samples.parquet ({', '.join(unknown[:3])}); delete both files and run "
@@ -39,29 +48,27 @@ class LaneWork:
         self.keys = {
             i: store.key(samples[i].input_ids, samples[i].loss_mask)
             for s in shards
-            for i in s["samples"]
+            for i in s.samples
         }
-        self.present: dict[str, dict[str, Any]] = {}
+        self.present: dict[str, FoundShard] = {}
         self.left_out: dict[str, str] = {}
         leased = {p.name for p in store.folder.glob(".*.lease")}
         self.missing = [
-            s
-            for s in shards
-            if lease_path(store.path(s["id"])).name in leased or not self.usable(s)
+            s for s in shards if lease_path(store.path(s.id)).name in leased or not self.usable(s)
         ]
-        self.found = store.find_samples({self.keys[i] for s in self.missing for i in s["samples"]})
+        self.found = store.find_samples({self.keys[i] for s in self.missing for i in s.samples})
 
-    def usable(self, shard: dict[str, Any]) -> bool:
+    def usable(self, shard: ShardPlan) -> bool:
         """Whether the shard exists and is the right one, or each of its samples was left out.
 
         Moves aside a shard that is not what its name says.
         """
-        path = self.store.path(shard["id"])
+        path = self.store.path(shard.id)
         if not os.path.lexists(path):
             reasons = nothing_kept(path)
-            if not reasons or any(self.keys[i] not in reasons for i in shard["samples"]):
+            if not reasons or any(self.keys[i] not in reasons for i in shard.samples):
                 return False
-            self.left_out.update({i: reasons[self.keys[i]] for i in shard["samples"]})
+            self.left_out.update({i: reasons[self.keys[i]] for i in shard.samples})
             return True
         try:
             self._inspect(shard)
@@ -70,23 +77,23 @@ class LaneWork:
             return False
         return True
 
-    def _inspect(self, shard: dict[str, Any]) -> None:
+    def _inspect(self, shard: ShardPlan) -> None:
         """Enter an existing shard into `present`; raise `UnusableStates` if it is the wrong one.
 
         Compares its header with this lane's convention and samples, and its size with the one it
         was written with. Its bytes are compared with their checksums whenever they are read.
         """
-        path, c = self.store.path(shard["id"]), self.store.convention
+        path, c = self.store.path(shard.id), self.store.convention
         with Shard(path) as opened:
             if opened.convention.key != c.key:
                 raise UnusableStates(f"{path}: made with another verifier, other layers or format")
             held = deque((s["key"], s["tokens"]) for s in opened.samples)
             omitted, size = opened.omitted_bytes(), opened.size
         facts = read_facts(path)
-        if facts.bytes != size:
+        if facts.bytes != size or facts.checksum is None:
             raise UnusableStates(f"{path}: found {size} bytes, expected {facts.bytes}")
         samples, tokens, left_out = [], 0, {}
-        for identity in shard["samples"]:
+        for identity in shard.samples:
             key = self.keys[identity]
             if held and held[0][0] == key:
                 tokens += held.popleft()[1]
@@ -98,26 +105,21 @@ class LaneWork:
         if held:
             raise UnusableStates(f"{path}: contains samples that do not belong to it")
         self.left_out.update(left_out)
-        self.present[shard["id"]] = {
-            "samples": samples,
-            "tokens": tokens,
-            "omitted_bytes": omitted,
-            **facts.as_json(),
-        }
+        self.present[shard.id] = FoundShard(samples, tokens, omitted, size, facts.checksum)
 
-    def to_extract(self, shard: dict[str, Any]) -> list[TokenizedSample]:
+    def to_extract(self, shard: ShardPlan) -> list[TokenizedSample]:
         """The samples of a missing shard that no other shard holds, longest first.
 
         A long one at the end would leave the engine with little to compute beside it.
         """
-        samples = [self.samples[i] for i in shard["samples"] if self.keys[i] not in self.found]
+        samples = [self.samples[i] for i in shard.samples if self.keys[i] not in self.found]
         return sorted(samples, key=lambda s: -len(s.input_ids))
 
     def number_to_extract(self) -> int:
         return sum(len(self.to_extract(shard)) for shard in self.missing)
 
     def number_to_copy(self) -> int:
-        return sum(self.keys[i] in self.found for s in self.missing for i in s["samples"])
+        return sum(self.keys[i] in self.found for s in self.missing for i in s.samples)
 
     def states_bytes(self, sample: TokenizedSample) -> int:
         """Uncompressed size of a sample's states."""
@@ -125,9 +127,7 @@ class LaneWork:
 
     def staging_bytes(self) -> int:
         """Space for the states of three missing shards: one computed, one written, one next."""
-        sizes = [
-            sum(self.states_bytes(self.samples[i]) for i in s["samples"]) for s in self.missing
-        ]
+        sizes = [sum(self.states_bytes(self.samples[i]) for i in s.samples) for s in self.missing]
         return 3 * max(sizes, default=0)
 
 

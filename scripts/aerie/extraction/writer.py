@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aerie.common.errors import UnusableStates
 from aerie.engine.captured import read_captured
-from aerie.extraction.verdict import Captured, Verdict
+from aerie.extraction.verdict import CheckedSample, StatesCheck
 from aerie.extraction.work import LaneWork
+from aerie.samples.shards import ShardPlan
 from aerie.states.checks import check_states
 from aerie.states.codec import checksum
 from aerie.states.shard import Sample, Shard
@@ -21,7 +21,7 @@ class ShardWriter:
     `beat` is called for each sample written: the engine may be waiting for these threads.
     """
 
-    def __init__(self, work: LaneWork, verdict: Verdict, beat: Callable[[], None]):
+    def __init__(self, work: LaneWork, verdict: StatesCheck, beat: Callable[[], None]):
         self.work, self.verdict, self.beat = work, verdict, beat
         self._arrived: dict[str, tuple[Path, int]] = {}
         self._loaded: dict[str, tuple[Sample, int]] = {}
@@ -30,7 +30,7 @@ class ShardWriter:
         """Take a sample's captured states and the token that the engine chose after it."""
         self._arrived[identity] = states, chosen
 
-    def write(self, shard: dict[str, Any], left_out: dict[str, str]) -> dict[str, str]:
+    def write(self, shard: ShardPlan, left_out: dict[str, str]) -> dict[str, str]:
         """Check and write a shard without the samples in `left_out` (sample → reason).
 
         If samples are wrong, nothing is written and they are returned with the reason. Raises
@@ -38,7 +38,7 @@ class ShardWriter:
         """
         wrong: dict[str, str] = {}
         samples: dict[str, Sample] = {}
-        for identity in shard["samples"]:
+        for identity in shard.samples:
             if identity in left_out:
                 continue
             try:
@@ -46,16 +46,16 @@ class ShardWriter:
             except UnusableStates as error:
                 wrong[identity] = str(error)
         fresh = [
-            Captured(i, s.states[-1:], self._loaded[i][1])
+            CheckedSample(i, s.states[-1:], self._loaded[i][1])
             for i, s in samples.items()
             if i in self._loaded
         ]
-        wrong |= self.verdict.check(shard["id"], fresh)
+        wrong |= self.verdict.check(shard.id, fresh)
         if not wrong and samples:
             reasons = {self.work.keys[i]: reason for i, reason in left_out.items()}
             found = list(samples.values())
             try:
-                write_shard(self.work.store, shard["id"], found, reasons, self.beat)
+                write_shard(self.work.store, shard.id, found, reasons, self.beat)
             except UnusableStates:
                 wrong = self._find_wrong(samples)
                 if not wrong:

@@ -7,9 +7,7 @@ from typing import Any
 
 from aerie.chat.template import ChatTemplate
 from aerie.chat.unverified import Unverified
-from aerie.engine.endpoints import Endpoints
-from aerie.engine.in_process import Engine
-from aerie.engine.protocol import Answer, Failure, Refused, Request
+from aerie.engine.protocol import Answer, Failure, Refused, Request, VerifierEngine
 from aerie.generation.answers import Sampling
 from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
 
@@ -105,7 +103,7 @@ def never() -> bool:
 
 
 def converse(
-    engine: Engine | Endpoints,
+    engine: VerifierEngine,
     records: Iterable[dict[str, Any] | None],
     template: ChatTemplate,
     sampling: Sampling,

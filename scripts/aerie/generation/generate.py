@@ -14,8 +14,8 @@ from aerie.common.progress import JobProgress
 from aerie.config import Config
 from aerie.engine.client import first_model
 from aerie.engine.endpoints import Endpoints
-from aerie.engine.in_process import Engine
-from aerie.engine.protocol import Failure
+from aerie.engine.in_process import InProcessEngine
+from aerie.engine.protocol import Failure, VerifierEngine
 from aerie.engine.servers import EndpointError
 from aerie.engine.staging import Staging
 from aerie.generation.answers import AnswerStore, Sampling
@@ -28,7 +28,7 @@ from aerie.samples.stored_answer import StoredAnswer
 from aerie.states.convention import Convention
 from aerie.states.store import Store
 from aerie.states.teacher import Teacher
-from aerie.verifier.compatibility import resolve_layer_ids
+from aerie.verifier.fingerprint import Fingerprint
 
 GROUP = 64
 """Mean number of records that a run answers under one lease, if it makes no shards of them."""
@@ -45,14 +45,14 @@ class Outcome:
 
 def generate_responses(
     splits: Splits,
-    verifier: dict[str, Any],
+    verifier: Fingerprint,
     settings: Config,
     store: Path,
     progress_log: Path | None = None,
 ) -> ResponsesManifest:
     """Answer all records that have no answer in the store, and save the hidden states with them.
 
-    `verifier`: the content of fingerprint.json. `settings`: the sections generation, samples,
+    `settings`: the sections generation, samples,
     hidden_states, engine and verifier are used. Raises `EndpointError` when no server is left to
     ask and records are still without an answer.
     """
@@ -62,7 +62,7 @@ def generate_responses(
     if generation.endpoints and not generation.endpoint_model:
         served = first_model(generation.endpoints)
     sampling = Sampling.of(generation, settings.samples, served)
-    answers = AnswerStore(store, sampling.key(verifier["fingerprint"]))
+    answers = AnswerStore(store, sampling.key(verifier.fingerprint))
     wanted = [record["id"] for records in splits.values() for record in records]
     stored = answers.load(set(wanted))
     known = {identity: answer for identity, answer in stored.items() if not answer.again}
@@ -75,9 +75,7 @@ def generate_responses(
                 phase = "waiting" if generation.endpoints else "loading"
                 bar = JobProgress("generate_responses", missing, "records", progress_log, phase)
                 progress = stack.enter_context(bar)
-                template = ChatTemplate.load(
-                    Path(verifier["path"]), settings.verifier.trust_remote_code
-                )
+                template = ChatTemplate.load(verifier.folder, settings.verifier.trust_remote_code)
                 capture: Capture | None = None
                 options: dict[str, Any] = {}
                 if generation.capture and not generation.endpoints:
@@ -110,7 +108,7 @@ def generate_responses(
     return ResponsesManifest(
         **count_answers(known[identity] for identity in wanted).as_json(),
         key=answers.folder.name,
-        verifier=verifier["fingerprint"],
+        verifier=verifier.fingerprint,
         sampling=sampling,
         reused=len(wanted) - missing + outcome.adopted,
         generated=missing - outcome.adopted,
@@ -123,28 +121,21 @@ def generate_responses(
 def _open_capture(
     stack: contextlib.ExitStack,
     splits: Splits,
-    verifier: dict[str, Any],
+    verifier: Fingerprint,
     settings: Config,
     store: Path,
     progress: JobProgress,
 ) -> tuple[Capture, dict[str, Any]]:
     """The capture, and the arguments with which the engine saves states for it."""
     hidden_states, samples = settings.hidden_states, settings.samples
-    convention = Convention(
-        verifier["fingerprint"],
-        tuple(resolve_layer_ids(hidden_states.aux_layer_ids, verifier["num_layers"])),
-        verifier["hidden_size"],
-        hidden_states.format,
-        hidden_states.last_state,
-        verifier["tokenizer"],
-    )
+    convention = Convention.of(verifier, hidden_states)
     # Room for two groups that are not complete yet and one that is being written, all of the
     # longest samples.
     tokens = hidden_states.samples_per_shard * samples.max_length
     staging = stack.enter_context(Staging(3 * tokens * convention.bytes_per_token()))
     capture = Capture(
         Store(store, convention),
-        Teacher(Path(verifier["path"])),
+        Teacher(verifier.folder),
         splits,
         samples,
         hidden_states,
@@ -159,10 +150,10 @@ def _open_engine(
     settings: Config,
     sampling: Sampling,
     template: ChatTemplate,
-    verifier: dict[str, Any],
+    verifier: Fingerprint,
     progress: JobProgress,
     capture_options: dict[str, Any],
-) -> Engine | Endpoints:
+) -> VerifierEngine:
     """The servers that the configuration names, or else an engine of this job."""
     generation = settings.generation
     if generation.endpoints:
@@ -174,8 +165,8 @@ def _open_engine(
             concurrency=generation.endpoint_concurrency,
             max_model_len=sampling.max_length,
         )
-    return Engine(
-        Path(verifier["path"]),
+    return InProcessEngine(
+        verifier.folder,
         settings.engine,
         max_model_len=sampling.max_length,
         trust_remote_code=settings.verifier.trust_remote_code,
@@ -199,7 +190,7 @@ def _report_once(progress: JobProgress) -> Callable[[str], None]:
 
 
 def generate(
-    engine: Engine | Endpoints,
+    engine: VerifierEngine,
     splits: Splits,
     template: ChatTemplate,
     sampling: Sampling,
@@ -255,8 +246,10 @@ def generate(
         except EndpointError as error:
             wanted = sum(map(len, splits.values()))
             raise EndpointError(
-                f"{error}{len(known)} of {wanted} records have their answers, and these are kept. "
-                "Check that the servers run, then run again to answer the others"
+                error.problem,
+                error.faults,
+                f"{len(known)} of {wanted} records have their answers, and these are kept. Check "
+                "that the servers run, then run again to answer the others",
             ) from None
         finally:
             answers.flush()

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aerie.chat.template import ChatTemplate, UserTurn
 from aerie.common.errors import InputError
@@ -22,11 +21,12 @@ from aerie.common.progress import JobProgress
 from aerie.common.records import Record
 from aerie.common.versions import SELF_PROMPTS_VERSION
 from aerie.config import Config, SelfPrompts
-from aerie.engine.in_process import Engine
-from aerie.engine.protocol import Request
+from aerie.engine.in_process import InProcessEngine
+from aerie.engine.protocol import Request, VerifierEngine
 from aerie.generation.judging import Judge, Verdict, text_signature
 from aerie.generation.record_files import RecordFiles
 from aerie.generation.self_prompts_report import DroppedAttempt, SelfPromptsReport
+from aerie.verifier.fingerprint import Fingerprint
 
 MAX_ATTEMPTS = 5.0
 """Attempts for each wanted prompt; the stage fails when they do not suffice."""
@@ -96,7 +96,7 @@ class Written:
 
 
 def write_self_prompts(
-    verifier: dict[str, Any],
+    verifier: Fingerprint,
     settings: Config,
     store: Path,
     output: Path,
@@ -105,17 +105,17 @@ def write_self_prompts(
 ) -> None:
     """Write the prompts (JSON lines, `prompt`) to `output` and a `SelfPromptsReport` to `report`.
 
-    `verifier`: the content of fingerprint.json. `settings`: the sections self_prompts, engine and
+    `settings`: the sections self_prompts, engine and
     verifier are used.
     """
     wanted = settings.self_prompts
-    model, trust = Path(verifier["path"]), settings.verifier.trust_remote_code
+    model, trust = verifier.folder, settings.verifier.trust_remote_code
     template = ChatTemplate.load(model, trust)
-    attempts = AttemptStore(store, attempts_key(wanted, verifier["fingerprint"]))
+    attempts = AttemptStore(store, attempts_key(wanted, verifier.fingerprint))
     start = time.monotonic()
 
-    def start_engine(turn: UserTurn) -> Engine:
-        return Engine(
+    def start_engine(turn: UserTurn) -> VerifierEngine:
+        return InProcessEngine(
             model,
             settings.engine,
             max_model_len=len(turn.header) + wanted.max_tokens,
@@ -135,7 +135,7 @@ def write_self_prompts(
     write_json_lines(output, ({"prompt": prompt} for prompt in written.prompts))
     SelfPromptsReport(
         key=attempts.folder.name,
-        verifier=verifier["fingerprint"],
+        verifier=verifier.fingerprint,
         settings=wanted.model_dump(),
         attempted=len(written.verdicts),
         kept=len(written.prompts),
@@ -148,7 +148,7 @@ def write_self_prompts(
 
 
 def write_prompts(
-    start_engine: Callable[[UserTurn], contextlib.AbstractContextManager[Engine]],
+    start_engine: Callable[[UserTurn], contextlib.AbstractContextManager[VerifierEngine]],
     template: ChatTemplate,
     settings: SelfPrompts,
     store: AttemptStore,
@@ -197,7 +197,11 @@ def _wave(settings: SelfPrompts, kept: int, made: int) -> int:
 
 
 def _attempt(
-    engine: Engine, turn: UserTurn, settings: SelfPrompts, wanted: list[int], store: AttemptStore
+    engine: VerifierEngine,
+    turn: UserTurn,
+    settings: SelfPrompts,
+    wanted: list[int],
+    store: AttemptStore,
 ) -> Iterable[tuple[int, list[int]]]:
     """Make these attempts and keep them; yields number and tokens as they finish."""
     ends = tuple(sorted(turn.end_ids))

@@ -9,17 +9,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from aerie.common.cli import read_fingerprint
 from aerie.common.errors import InputError
-from aerie.common.files import atomic_write, read_json, read_optional
+from aerie.common.files import atomic_write, read_optional
 from aerie.common.progress import JobProgress
 from aerie.common.records import Record
 from aerie.maintenance.final_norm import final_norm
 from aerie.maintenance.references import References, read_run
 from aerie.samples.file import TokenizedSample, read_samples
+from aerie.samples.shards import ShardList
 from aerie.states.manifest import LaneManifest, ManifestConvention
 from aerie.states.shard import Sample, Shard
 from aerie.states.teacher import Teacher
+from aerie.verifier.fingerprint import FINGERPRINT, read_fingerprint
 
 FILES_A_FOLDER = 5000
 """As SpecForge groups its files."""
@@ -54,7 +55,7 @@ class ExportInfo(Record):
 
 
 @dataclass
-class Source:
+class TrainingData:
     """What a run trains on: `places` are samples with their shard and position in it, `train` of
     them to train on, then the held-out ones."""
 
@@ -81,7 +82,7 @@ class Source:
             yield number, row, sample
 
 
-def read_source(run: Path, store: Path) -> Source:
+def read_source(run: Path, store: Path) -> TrainingData:
     """The samples of a finished extraction. Raises `InputError` for an unfinished one."""
     rows = read_samples(run / "samples/samples.parquet")
     references = References()
@@ -90,7 +91,7 @@ def read_source(run: Path, store: Path) -> Source:
         raise InputError(f"{path}: {error}; delete it and start the run again")
     for reason in references.unfinished.values():
         raise InputError(f"{run}: {reason}; finish the run first")
-    wanted = [s["id"] for s in read_json(run / "samples/shards.json")["shards"]]
+    wanted = [shard.id for shard in ShardList.read(run / "samples/shards.json").shards]
     # A run that once had other layers or more lanes keeps manifests that nothing reads any more.
     first = LaneManifest.read(run / "hidden_states/lane-0.json").convention
     places: dict[str, list[tuple[TokenizedSample, Path, int]]] = {"train": [], "heldout": []}
@@ -105,10 +106,10 @@ def read_source(run: Path, store: Path) -> Source:
                         "not; finish the run first"
                     )
                 places[row.split].append((row, path, position))
-    return Source(first, places["train"] + places["heldout"], len(places["train"]))
+    return TrainingData(first, places["train"] + places["heldout"], len(places["train"]))
 
 
-def prepare_folder(folder: Path, source: Source) -> None:
+def prepare_folder(folder: Path, source: TrainingData) -> None:
     """Create the folder to export to. Raises `InputError` if it is not empty, or the disk full."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: a file; expected the name of a new folder")
@@ -125,7 +126,7 @@ def prepare_folder(folder: Path, source: Source) -> None:
         )
 
 
-def describe_export(run: Path, to: str, source: Source) -> ExportInfo:
+def describe_export(run: Path, to: str, source: TrainingData) -> ExportInfo:
     """SpecForge's files hold the last state after the final norm, and it names a layer by its
     output."""
     c = source.convention
@@ -156,7 +157,7 @@ def describe_export(run: Path, to: str, source: Source) -> ExportInfo:
     )
 
 
-def export_speculators(source: Source, folder: Path, progress: Callable[[int], None]) -> None:
+def export_speculators(source: TrainingData, folder: Path, progress: Callable[[int], None]) -> None:
     """A data path of speculators: Arrow data set and `hidden_states/hs_<row>.safetensors`.
 
     The data set is written last, because a folder without it counts as incomplete.
@@ -183,7 +184,7 @@ def export_speculators(source: Source, folder: Path, progress: Callable[[int], N
 
 
 def export_specforge(
-    source: Source, folder: Path, teacher: Teacher, progress: Callable[[int], None]
+    source: TrainingData, folder: Path, teacher: Teacher, progress: Callable[[int], None]
 ) -> None:
     """SpecForge's offline files, `rows_<a>-<b>/data_<row>.ckpt` under `train` and `heldout`.
 
@@ -222,8 +223,8 @@ def export_states(store: Path, run: Path, to: str, folder: Path) -> None:
         if to == "speculators":
             export_speculators(source, folder, bar.update)
         else:
-            verifier = read_fingerprint(run / "verifier/fingerprint.json")
-            export_specforge(source, folder, Teacher(Path(verifier["path"])), bar.update)
+            verifier = read_fingerprint(run / FINGERPRINT)
+            export_specforge(source, folder, Teacher(verifier.folder), bar.update)
     about = describe_export(run, to, source)
     about.write(folder / "aerie.json")
     print(f"{number} samples, {source.tokens} tokens in {folder}")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from aerie.common.cli import read_fingerprint
 from aerie.common.errors import InputError
 from aerie.common.files import digest
 from aerie.common.progress import JobProgress
@@ -23,6 +22,7 @@ from aerie.states.shard import Sample, Shard
 from aerie.states.store import Store
 from aerie.states.teacher import Teacher
 from aerie.verifier.compatibility import resolve_layer_ids
+from aerie.verifier.fingerprint import FINGERPRINT, read_fingerprint
 
 SHARD_BYTES = 1 << 30
 """Uncompressed bytes after which an imported shard ends."""
@@ -251,8 +251,8 @@ def import_states(
     `root`: the store; `run`: whose verifier it is; `form`: the format of the shards; the others
     as in `StatedLayout.of`.
     """
-    verifier = read_fingerprint(run / "verifier/fingerprint.json")
-    stated = StatedLayout.of(layer_ids, counting, verifier["num_layers"], last_state, answers)
+    verifier = read_fingerprint(run / FINGERPRINT)
+    stated = StatedLayout.of(layer_ids, counting, verifier.num_layers, last_state, answers)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     files, others = find_files(folder)
@@ -262,11 +262,11 @@ def import_states(
             f"({len(others)} other files)"
         )
     convention = Convention(
-        verifier["fingerprint"],
+        verifier.fingerprint,
         stated.layer_ids,
-        verifier["hidden_size"],
+        verifier.hidden_size,
         form,
-        tokenizer=verifier["tokenizer"],
+        tokenizer=verifier.tokenizer,
     )
     store = Store(root, convention)
     with JobProgress("import", len(files), "files") as bar:
@@ -274,7 +274,7 @@ def import_states(
             files,
             [str(path.relative_to(folder)) for path in files],
             store,
-            Teacher(Path(verifier["path"])),
+            Teacher(verifier.folder),
             stated,
             masks_of(run, folder),
             lambda done: write_import(root, folder, store, stated, done),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aerie.common.errors import InputError
 from aerie.common.files import read_json
+from aerie.samples.shards import ShardList
 from aerie.states.manifest import ImportManifest, LaneManifest, ManifestConvention, ShardEntry
 
 IMPORTS = "imports"
@@ -97,14 +98,11 @@ def read_run(folder: Path, references: References) -> None:
         references.unfinished[str(folder)] = "samples/shards.json is not there"
         return
     try:
-        shards = {s["id"]: list(s["samples"]) for s in read_json(path)["shards"]}
+        shards = ShardList.read(path).shards
     except InputError as error:
         references.unreadable[path] = without_path(error, path)
         return
-    except (KeyError, TypeError):
-        references.unreadable[path] = "holds no list of shards"
-        return
-    unlisted = {i: s for i, s in shards.items() if i not in listed}
+    unlisted = {s.id: s.samples for s in shards if s.id not in listed}
     for identity, samples in unlisted.items():
         references.wanted.setdefault(identity, []).append((folder.name, samples))
     # Of a shard whose samples are all quarantined nothing was kept, so no lane lists it.

@@ -26,7 +26,7 @@ from aerie.states.store import Store
 
 
 @dataclass
-class Finding:
+class ShardFault:
     """What is wrong with a file, and how to repair it.
 
     `damaged`: the file itself must go. `stale`: manifests that are wrong. Without either, there
@@ -61,7 +61,7 @@ class Finding:
             print(f"  repair: {self.repair}")
 
 
-def verify_shard(path: Path, references: References) -> tuple[int, Finding | None]:
+def verify_shard(path: Path, references: References) -> tuple[int, ShardFault | None]:
     """Read every sample of a shard and compare it with its checksum, its name and the manifests.
 
     Returns the tokens read, and what is wrong (None: nothing).
@@ -90,15 +90,15 @@ def verify_shard(path: Path, references: References) -> tuple[int, Finding | Non
     except UnusableStates as error:
         problems.append(without_path(error, path))
     except InputError as error:  # another version, or unreadable for now: its states may be fine
-        return 0, Finding(path, [without_path(error, path)], False, [])
+        return 0, ShardFault(path, [without_path(error, path)], False, [])
     if problems:
-        return tokens, Finding(path, problems, True, _of_imports(manifests))
+        return tokens, ShardFault(path, problems, True, _of_imports(manifests))
     stale = sorted({r.manifest for r in found if _differs(path, r)})
     if stale:
         text = "its samples are whole, but size or checksum of the file are not those of " + (
             ", ".join(map(str, stale))
         )
-        return tokens, Finding(path, [text], False, stale)
+        return tokens, ShardFault(path, [text], False, stale)
     return tokens, None
 
 
@@ -126,14 +126,14 @@ def _wrong_place(shard: Shard, path: Path, references: list[Reference]) -> list[
     return problems
 
 
-def missing_shards(store: Path, references: References) -> list[Finding]:
+def missing_shards(store: Path, references: References) -> list[ShardFault]:
     """Shards that a manifest names and that are not there."""
     missing = []
     for (key, _), found in sorted(references.shards.items()):
         path = store / "hidden_states" / key / found[0].entry.file
         if not os.path.lexists(path):
             stale = _of_imports({r.manifest for r in found})
-            missing.append(Finding(path, ["missing, though a manifest names it"], True, stale))
+            missing.append(ShardFault(path, ["missing, though a manifest names it"], True, stale))
     return missing
 
 
@@ -141,8 +141,8 @@ def _of_imports(manifests: Iterable[Path]) -> list[Path]:
     return sorted(m for m in manifests if m.parent.name == IMPORTS)
 
 
-def repair(finding: Finding) -> None:
-    """Do what `Finding.repair` says, so that the next run makes the shard again.
+def repair(finding: ShardFault) -> None:
+    """Do what `ShardFault.repair` says, so that the next run makes the shard again.
 
     A lane runs again when its manifest is gone or names a shard that is. An import's manifest
     loses only its entry for this shard, because nothing else refers to its other shards.

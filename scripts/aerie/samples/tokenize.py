@@ -9,11 +9,11 @@ from aerie.chat.unverified import Unverified
 from aerie.common.errors import InputError
 from aerie.config import HiddenStates, Samples
 from aerie.samples.conversion import Dropped, sample_of_conversation, samples_of_answer
+from aerie.samples.counting import RecordCounter
 from aerie.samples.file import TokenizedSample
 from aerie.samples.report import SamplesReport
 from aerie.samples.shards import ShardList, ShardPlan, Splits, group_splits, plan_shard
 from aerie.samples.stored_answer import StoredAnswer
-from aerie.samples.tally import Tally
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Tokenized:
 
     samples: list[TokenizedSample] = field(default_factory=list)
     shards: dict[str, ShardPlan] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
+    tally: RecordCounter = field(default_factory=RecordCounter)
 
     @property
     def shard_list(self) -> ShardList:
@@ -83,7 +83,7 @@ def tokenize_samples(
     return made
 
 
-def _check(tally: Tally, settings: Samples) -> None:
+def _check(tally: RecordCounter, settings: Samples) -> None:
     if tally.kept < settings.min_kept_share * tally.records or not tally.kept:
         raise InputError(
             f"only {tally.kept} of {tally.records} records became samples, fewer than "

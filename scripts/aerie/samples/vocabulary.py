@@ -14,6 +14,7 @@ from aerie.common.errors import InputError
 from aerie.common.files import atomic_write, digest
 from aerie.samples.coverage import Coverage
 from aerie.samples.file import TokenizedSample, read_samples
+from aerie.verifier.fingerprint import Fingerprint
 
 
 def count_tokens(samples: Iterable[TokenizedSample], vocab_size: int) -> npt.NDArray[np.int64]:
@@ -80,18 +81,15 @@ def describe_coverage(
     )
 
 
-def map_vocabulary(
-    samples: Path, size: int, vocab_size: int, tokenizer_size: int, tokenizer: str, output: Path
-) -> None:
+def map_vocabulary(samples: Path, size: int, verifier: Fingerprint, output: Path) -> None:
     """Write `t2d.npy`, `d2t.npy` and `coverage.json` into the folder `output`.
 
-    `samples`: samples.parquet, of which the training samples count. `vocab_size`: the model's;
-    `tokenizer_size` and `tokenizer`: see `describe_coverage`.
+    `samples`: samples.parquet, of which the training samples count.
     """
     train = [sample for sample in read_samples(samples).values() if sample.split == "train"]
-    counts = count_tokens(train, vocab_size)
+    counts = count_tokens(train, verifier.vocab_size)
     for name, array in zip(("t2d", "d2t"), build_maps(counts, size), strict=True):
         with atomic_write(output / f"{name}.npy") as temporary, temporary.open("wb") as file:
             np.save(file, array)
-    coverage = describe_coverage(counts, size, tokenizer_size, tokenizer)
+    coverage = describe_coverage(counts, size, verifier.tokenizer_size, verifier.tokenizer)
     coverage.write(output / "coverage.json")

@@ -1,9 +1,13 @@
 """Conventions: what determines the states of given tokens, and how the store keeps them."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from aerie.common import versions
 from aerie.common.files import digest
+from aerie.config import HiddenStates
+from aerie.verifier.compatibility import resolve_layer_ids
+from aerie.verifier.fingerprint import Fingerprint
 
 FORMATS = ("lossless", "raw", "fp8")
 LAST_STATES = ("all", "supervised")
@@ -25,6 +29,18 @@ class Convention:
     format: str = "lossless"
     last_state: str = "all"
     tokenizer: str = ""
+
+    @classmethod
+    def of(cls, verifier: Fingerprint, settings: HiddenStates) -> Self:
+        """The convention that the configuration asks for with this verifier."""
+        return cls(
+            verifier.fingerprint,
+            tuple(resolve_layer_ids(settings.aux_layer_ids, verifier.num_layers)),
+            verifier.hidden_size,
+            settings.format,
+            settings.last_state,
+            verifier.tokenizer,
+        )
 
     @property
     def aux_layer_ids(self) -> tuple[int, ...]:

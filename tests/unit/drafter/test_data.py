@@ -1,5 +1,7 @@
 """Training data: samples of shards, their alignment, cuts and order."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from speculators.models.eagle3.data import shift_batch
@@ -15,8 +17,37 @@ from aerie.drafter.data import (
 from aerie.drafter.errors import TrainingFailed
 from aerie.samples.file import TokenizedSample
 from aerie.states.convention import Convention
+from aerie.states.facts import file_checksum
+from aerie.states.manifest import LaneManifest, LaneShard, ManifestConvention
 from aerie.states.shard import Sample
 from aerie.states.store import Store
+
+CONVENTION = Convention("f" * 32, (1, 2, 6), 8)
+
+
+def entry_of(path, sample):
+    return LaneShard(
+        id=path.stem,
+        file=path.name,
+        samples=[sample],
+        tokens=5,
+        bytes=path.stat().st_size,
+        checksum=file_checksum(path),
+        split="train",
+    )
+
+
+def manifest_of(entries, convention=CONVENTION, left_out=()):
+    tokens = sum(entry.tokens for entry in entries)
+    return LaneManifest(
+        convention=ManifestConvention.of(convention),
+        shards=entries,
+        samples=len(entries),
+        tokens=tokens,
+        raw_bytes=tokens * convention.bytes_per_token(),
+        bytes=sum(entry.bytes for entry in entries),
+        quarantined=dict.fromkeys(left_out, "no"),
+    )
 
 
 @pytest.fixture
@@ -25,7 +56,7 @@ def shard(tmp_path):
     tokens = torch.tensor([5, 6, 7, 8, 9])
     states = torch.stack([torch.full((3, 8), 10.0 * i) for i in range(5)])
     states += torch.arange(3)[None, :, None] + torch.arange(8)[None, None, :] / 8
-    store = Store(tmp_path, Convention("f" * 32, (1, 2, 6), 8))
+    store = Store(tmp_path, CONVENTION)
     path = store.write("0" * 32, [Sample("r", tokens, states.to(torch.bfloat16))])
     return path
 
@@ -74,9 +105,8 @@ def test_states_stored_for_another_loss_mask_stop_the_training(tmp_path):
 
 @pytest.mark.parametrize("what", ["a lane too few", "another corpus", "another convention"])
 def test_manifests_of_other_samples_are_refused(tmp_path, shard, what):
-    entry = {"file": shard.name, "bytes": shard.stat().st_size, "samples": ["r"]}
-    manifest = {"convention": {"key": shard.parent.name}, "shards": [entry], "quarantined": {}}
-    rows, other = {"r": row()}, {**manifest, "shards": [], "quarantined": {"q": "no"}}
+    manifest = manifest_of([entry_of(shard, "r")])
+    rows, other = {"r": row()}, manifest_of([], left_out=["q"])
     if what == "a lane too few":
         rows["q"] = row()
         (placed,) = place_samples(rows, [manifest, other], tmp_path)["train"]
@@ -86,7 +116,7 @@ def test_manifests_of_other_samples_are_refused(tmp_path, shard, what):
         manifests = [manifest, other]
     else:
         rows["q"] = row()
-        manifests = [manifest, {**other, "convention": {"key": "x"}}]
+        manifests = [manifest, manifest_of([], replace(CONVENTION, format="raw"), ["q"])]
     with pytest.raises(InputError, match=r"lane-\*\.json"):
         place_samples(rows, manifests, tmp_path)
 
@@ -139,12 +169,11 @@ def test_the_order_does_not_depend_on_lanes_or_storage(tmp_path, storage, last_s
         sample = Sample(name, tokens, torch.randn(5, 3, 8).bfloat16(), mask)
         key = store.key(tokens.tolist(), mask)  # a shard's name comes from keys such as this
         path = store.write(key, [sample])
-        entries.append({"file": path.name, "bytes": path.stat().st_size, "samples": [name]})
+        entries.append(entry_of(path, name))
         rows[name] = TokenizedSample(name, name, "s", "train", tokens.tolist(), mask, 2, 2)
-    convention = {"key": store.convention.key}
 
     def order(*lanes):
-        manifests = [{"convention": convention, "shards": shards} for shards in lanes]
+        manifests = [manifest_of(shards, store.convention) for shards in lanes]
         return [p.sample.id for p in place_samples(rows, manifests, tmp_path)["train"]]
 
     assert order(entries) == order(entries[1:], entries[:1]) == ["a", "b", "c"]
@@ -171,8 +200,7 @@ def test_ranks_share_an_epoch_and_resume_in_its_middle(shard, monkeypatch):
 
 
 def test_a_shard_of_another_size_than_its_manifest_is_named(tmp_path, shard):
-    entry = {"file": shard.name, "bytes": shard.stat().st_size, "samples": ["r"]}
-    manifest = {"convention": {"key": shard.parent.name}, "shards": [entry]}
+    manifest = manifest_of([entry_of(shard, "r")])
     found = place_samples({"r": row()}, [manifest], tmp_path)
     assert found["train"] == [PlacedSample(row(), shard, 0)]
     shard.write_bytes(shard.read_bytes()[:-1])

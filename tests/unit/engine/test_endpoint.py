@@ -9,7 +9,6 @@ import time
 import pytest
 
 from aerie.chat.template import ChatTemplate
-from aerie.common import describe
 from aerie.common.errors import InputError
 from aerie.config import load_config
 from aerie.engine.client import first_model
@@ -19,6 +18,8 @@ from aerie.engine.servers import EndpointError, Patience, Server
 from aerie.generation.answers import AnswerStore, Sampling
 from aerie.generation.conversation import converse
 from aerie.generation.generate import generate
+from aerie.generation.manifest import count_answers
+from aerie.samples.stored_answer import StoredAnswer
 from support.models import make_tokenizer
 from support.processes import wait_until
 
@@ -249,9 +250,9 @@ def test_an_answer_whose_tokens_are_not_certain_is_refused(template, change, rea
         (answer,) = run(endpoints, asked(template))
         assert isinstance(answer, Refused) and reason in answer.reason
         ((conversation, _),) = converse(endpoints, [record("a", "why")], template, GREEDY)
-    row = conversation.row()
-    assert row == {"id": "a", "dropped": answer.reason}
-    assert describe({"a": row}, ["a"])["not_answered"] == 1
+    stored = conversation.stored()
+    assert stored.as_json() == {"id": "a", "dropped": answer.reason}
+    assert count_answers([stored]).not_answered == 1
 
 
 def test_an_answer_that_tokenises_differently_is_refused(template, monkeypatch):
@@ -335,12 +336,12 @@ def test_one_request_that_always_fails_does_not_stop_the_others(template):
 
 def test_the_next_run_asks_again_for_what_an_earlier_one_did_not_get(template, tmp_path):
     store = AnswerStore(tmp_path, GREEDY.key("f"))
-    store.add({"id": "a", "dropped": "the endpoint fails on the request", "again": True})
+    store.add(StoredAnswer(id="a", dropped="the endpoint fails on the request", again=True))
     store.flush()
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         splits = {"train": [record("a", "why")]}
         generate(endpoints, splits, template, GREEDY, store, {}, None, lambda *_: None)
-    assert "dropped" not in store.load()["a"]
+    assert store.load()["a"].dropped is None
 
 
 def test_a_request_that_is_too_long_is_refused_and_the_others_are_answered(template):
@@ -430,11 +431,12 @@ def test_failures_of_one_outage_count_once():
 def test_all_turns_of_a_conversation_are_answered(template):
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         records = [record("a", "one", "two", "three"), record("b", "four")]
-        rows = {c.row()["id"]: c.row() for c, _ in converse(endpoints, records, template, GREEDY)}
-    assert rows["a"]["texts"] == [" a reason"] * 3
-    (sample,) = rows["a"]["samples"]
-    assert [sample["ids"][s:e] for s, e in sample["spans"]] == [expected(template)] * 3
-    assert len(rows["b"]["texts"]) == 1
+        found = [c.stored() for c, _ in converse(endpoints, records, template, GREEDY)]
+    stored = {answer.id: answer for answer in found}
+    assert stored["a"].texts == [" a reason"] * 3
+    (sample,) = stored["a"].samples
+    assert [sample.ids[s:e] for s, e in sample.spans] == [expected(template)] * 3
+    assert len(stored["b"].texts) == 1
 
 
 def test_a_refusal_in_a_later_turn_keeps_the_turns_before(template):
@@ -445,16 +447,16 @@ def test_a_refusal_in_a_later_turn_keeps_the_turns_before(template):
     server = FakeServer(template, change=change)
     with server, open_endpoints(template, server.url) as endpoints:
         ((conversation, _),) = converse(endpoints, [record("a", "x", "y")], template, GREEDY)
-    row = conversation.row()
-    assert row["texts"] == [" a reason"] and "content_filter" in row["ended"]
-    assert describe({"a": row}, ["a"])["ended_early"] == 1
+    stored = conversation.stored()
+    assert stored.texts == [" a reason"] and "content_filter" in stored.ended
+    assert count_answers([stored]).ended_early == 1
 
 
 def test_first_turn_only_answers_one_turn(template):
     only = Sampling(0.0, 1.0, 24, 200, 0, first_turn_only=True, model="tiny")
     with FakeServer(template) as server, open_endpoints(template, server.url) as endpoints:
         ((conversation, _),) = converse(endpoints, [record("a", "x", "y")], template, only)
-    assert conversation.row()["texts"] == [" a reason"]
+    assert conversation.stored().texts == [" a reason"]
     assert len(server.bodies) == 1
     assert only.key("f") != GREEDY.key("f")
 

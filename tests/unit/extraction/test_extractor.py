@@ -70,7 +70,7 @@ def test_a_sample_that_always_fails_is_left_out_with_its_reason(lane, fault):
 
 def test_a_shard_without_usable_samples_is_not_tried_again(lane):
     manifest = lane.run(refusing(lane.shards[1]), floor=0.8)
-    assert manifest["quarantined"] == dict.fromkeys(lane.shards[1]["samples"], "no")
+    assert manifest["quarantined"] == dict.fromkeys(lane.shards[1].samples, "no")
     assert manifest["samples"] == 48
     assert not list(lane.store.folder.glob(".*.lease"))
     again = lane.run(refusing(lane.shards[1]), floor=0.8)
@@ -78,7 +78,7 @@ def test_a_shard_without_usable_samples_is_not_tried_again(lane):
     assert again["quarantined"] == manifest["quarantined"]
     assert again["samples"] == 48
     check_room(lane.store, 0, 0.0)
-    assert all(is_done(lane.store, s["id"]) for s in lane.shards)
+    assert all(is_done(lane.store, s.id) for s in lane.shards)
 
 
 def test_a_lane_that_kept_too_few_samples_tries_all_of_them_in_the_next_run(lane):
@@ -89,7 +89,7 @@ def test_a_lane_that_kept_too_few_samples_tries_all_of_them_in_the_next_run(lane
 
 def test_no_engine_starts_when_too_many_samples_are_left_out_already(lane):
     lane.run(refusing(lane.shards[1]), floor=0.8)
-    lane.store.path(lane.shards[3]["id"]).unlink()
+    lane.store.path(lane.shards[3].id).unlink()
     with pytest.raises(InputError, match=r"12 of 60 .*Samples that were left out"):
         lane.run(floor=0.9)
     assert lane.engine.started == 0
@@ -200,7 +200,7 @@ def test_staged_states_stay_within_their_limit(lane):
 
 def test_the_engine_never_computes_samples_of_two_shards_together(lane):
     """In bf16 a state's last bits depend on the batch; a killed lane would write other shards."""
-    shard_of = {i: shard["id"] for shard in lane.shards for i in shard["samples"]}
+    shard_of = {i: shard.id for shard in lane.shards for i in shard.samples}
     batches = []
 
     def watch(n, key, states):

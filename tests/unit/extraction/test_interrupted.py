@@ -52,7 +52,7 @@ def test_a_kill_between_a_shard_and_its_facts_loses_no_reason(lane, monkeypatch)
         dying.setattr(states_store, "write_facts", killed)
         lane.run(refuse)
     # Whether other shards were begun before the writer died depends on timing.
-    assert lane.read().keys() >= {i for i in lane.shards[1]["samples"] if i != "s17"}
+    assert lane.read().keys() >= {i for i in lane.shards[1].samples if i != "s17"}
     manifest = lane.run(refuse)
     assert "s17" not in lane.engine.asked
     assert manifest["quarantined"] == {"s17": "no"}
@@ -63,8 +63,8 @@ def test_a_writer_killed_at_any_step_leaves_a_complete_shard_or_none(lane):
     samples = [Sample(i, torch.tensor(r.input_ids), true_states(r.input_ids))
                for i, r in list(lane.samples.items())[1:12]]  # fmt: skip
     shard, left_out = lane.shards[0], {lane.store.key(lane.samples["s0"].input_ids, []): "no"}
-    path = lane.store.path(shard["id"])
-    states_store.write_shard(lane.store, shard["id"], samples, left_out)
+    path = lane.store.path(shard.id)
+    states_store.write_shard(lane.store, shard.id, samples, left_out)
     whole = lane.bytes()
     steps = {"open", "tempfile.mkstemp", "os.rename", "os.remove", "os.chmod", "os.mkdir", "fsync"}
     for number in itertools.count(1):
@@ -84,7 +84,7 @@ def test_a_writer_killed_at_any_step_leaves_a_complete_shard_or_none(lane):
 
             os.fsync = sync
             sys.addaudithook(step)
-            states_store.write_shard(lane.store, shard["id"], samples, left_out)
+            states_store.write_shard(lane.store, shard.id, samples, left_out)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         there = path.exists()
@@ -92,7 +92,7 @@ def test_a_writer_killed_at_any_step_leaves_a_complete_shard_or_none(lane):
         assert work.missing == ([] if there else [shard])
         assert work.left_out == ({"s0": "no"} if there else {})
         if not there:
-            states_store.write_shard(lane.store, shard["id"], samples, left_out)
+            states_store.write_shard(lane.store, shard.id, samples, left_out)
         # Temporary files stay; `store.py gc` collects them.
         assert {n: b for n, b in lane.bytes().items() if n[0] != "."} == whole
         if status == 0:
@@ -103,7 +103,7 @@ def test_a_writer_killed_at_any_step_leaves_a_complete_shard_or_none(lane):
 
 def test_facts_of_an_earlier_shard_with_the_same_name_are_replaced(lane, monkeypatch):
     manifest = lane.run()
-    path = lane.store.path(lane.shards[1]["id"])
+    path = lane.store.path(lane.shards[1].id)
     facts = json.loads(facts_path(path).read_text())
     # As if another engine had made other states of the same size.
     facts_path(path).write_text(json.dumps({**facts, "checksum": "0" * 16}))

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from aerie.common.errors import InputError
+from aerie.extraction.extractor import LaneCounts
 from aerie.extraction.run import describe_lane
 from aerie.states.manifest import broken_shards
 from aerie.states.room import check_room, measured_ratio
@@ -25,7 +26,7 @@ def test_samples_left_out_are_tried_again_when_their_facts_are_deleted(lane, los
     manifest = lane.run()
     assert manifest["quarantined"] == {}
     assert manifest["samples"] == 60 == len(lane.read())
-    assert set(lane.engine.asked) == set(lane.shards[1]["samples"])
+    assert set(lane.engine.asked) == set(lane.shards[1].samples)
     lane.run()
     assert lane.engine.started == 0
 
@@ -33,9 +34,9 @@ def test_samples_left_out_are_tried_again_when_their_facts_are_deleted(lane, los
 def test_a_shard_that_disappears_before_the_manifest_is_written_is_an_error(lane):
     lane.run()
     work = lane.look()
-    lane.store.path(lane.shards[2]["id"]).unlink()
+    lane.store.path(lane.shards[2].id).unlink()
     with pytest.raises(InputError, match="complete a moment ago and is not now"):
-        describe_lane(work, {}, 0.0)
+        describe_lane(work, LaneCounts(), 0.0)
 
 
 def test_shards_of_a_manifest_that_are_gone_or_cut_short_are_reported(tmp_path, lane):
@@ -46,7 +47,7 @@ def test_shards_of_a_manifest_that_are_gone_or_cut_short_are_reported(tmp_path, 
     # Temporary files that another run writes beside the shards do not count.
     (lane.store.folder / ".x.1.abc.tmp").symlink_to("gone")
     assert broken_shards(manifest, tmp_path / "store") == []
-    first, second, *_ = (lane.store.path(s["id"]) for s in lane.shards)
+    first, second, *_ = (lane.store.path(s.id) for s in lane.shards)
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
     assert set(broken_shards(manifest, tmp_path / "store")) == {first.name, second.name}

@@ -48,7 +48,7 @@ def test_a_lane_waits_for_shards_of_another_and_starts_no_engine(lane, monkeypat
     other = waiting_lane(lane, monkeypatch)
     whole = lane.run()
     for shard in lane.shards[1:]:
-        lane.store.path(shard["id"]).rename(lane.store.path(shard["id"]).with_suffix(".later"))
+        lane.store.path(shard.id).rename(lane.store.path(shard.id).with_suffix(".later"))
     phases = []
 
     class Watched(JobProgress):
@@ -60,13 +60,13 @@ def test_a_lane_waits_for_shards_of_another_and_starts_no_engine(lane, monkeypat
         while "waiting" not in phases:
             time.sleep(0.01)
         for shard in lane.shards[1:]:
-            path = lane.store.path(shard["id"])
+            path = lane.store.path(shard.id)
             path.with_suffix(".later").rename(path)
             holder.release(path)
 
     with Leases() as holder, concurrent.futures.ThreadPoolExecutor(1) as pool:
         for shard in lane.shards[1:]:
-            assert holder.take(lane.store.path(shard["id"]))
+            assert holder.take(lane.store.path(shard.id))
         pool.submit(make_the_rest)
         done = other.run(progress=Watched("test", 60, "samples"))
     assert other.engine.started == 0
@@ -91,7 +91,7 @@ def test_two_lanes_that_hold_shards_without_usable_samples_do_not_wait_for_each_
     assert (
         one["quarantined"]
         == two["quarantined"]
-        == dict.fromkeys((i for s in lane.shards[::2] for i in s["samples"]), "no")
+        == dict.fromkeys((i for s in lane.shards[::2] for i in s.samples), "no")
     )
     asked = [key for key in lane.engine.asked + other.engine.asked if not key.endswith("-again")]
     assert sorted(asked) == sorted(lane.samples)
@@ -104,7 +104,7 @@ def test_shards_of_a_lane_that_is_gone_are_taken_over(lane, monkeypatch):
     other = waiting_lane(lane, monkeypatch)
     lane.store.folder.mkdir(parents=True)
     for shard in lane.shards:
-        lease = lease_path(lane.store.path(shard["id"]))
+        lease = lease_path(lane.store.path(shard.id))
         lease.write_text('{"machine": "another", "process": 1, "token": "x"}')
     done = other.run()
     assert done["extracted_samples"] == len(lane.samples)

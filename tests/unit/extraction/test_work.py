@@ -17,7 +17,7 @@ from support.lanes import Lane, make_samples
 def test_a_damaged_or_wrong_shard_is_moved_aside_and_made_again(lane, damage):
     lane.run()
     whole = lane.bytes()
-    path = lane.store.path(lane.shards[1]["id"])
+    path = lane.store.path(lane.shards[1].id)
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "foreign":
@@ -29,7 +29,7 @@ def test_a_damaged_or_wrong_shard_is_moved_aside_and_made_again(lane, damage):
         path.unlink()
         path.symlink_to("nothing")
     elif damage == "other samples":
-        path.write_bytes(lane.store.path(lane.shards[0]["id"]).read_bytes())
+        path.write_bytes(lane.store.path(lane.shards[0].id).read_bytes())
     else:
         data = path.read_bytes()
         path.write_bytes(data.replace(b"f" * 32, b"e" * 32))
@@ -41,7 +41,7 @@ def test_a_damaged_or_wrong_shard_is_moved_aside_and_made_again(lane, damage):
 
 def test_a_flipped_bit_is_detected_when_a_sample_is_copied(tmp_path, lane):
     lane.run()
-    path = lane.store.path(lane.shards[0]["id"])
+    path = lane.store.path(lane.shards[0].id)
     data = bytearray(path.read_bytes())
     data[-20] ^= 4
     path.write_bytes(data)
@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_detected_when_a_sample_is_copied(tmp_path, lane):
 
 def test_a_shard_that_another_run_has_moved_aside_is_not_moved_twice(lane):
     lane.run()
-    path = lane.store.path(lane.shards[1]["id"])
+    path = lane.store.path(lane.shards[1].id)
     assert lane.store.set_aside(path) == lane.store.folder / "damaged" / path.name
     assert lane.store.set_aside(path) is None
 
@@ -64,7 +64,7 @@ def test_a_shard_that_another_run_has_moved_aside_is_not_moved_twice(lane):
     "kinds", list(itertools.product(["file", "folder"], repeat=2)), ids="-".join
 )
 def test_setting_a_shard_aside_again_replaces_the_earlier_one(lane, kinds):
-    path = lane.store.path(lane.shards[1]["id"])
+    path = lane.store.path(lane.shards[1].id)
     path.parent.mkdir(parents=True)
     for kind in kinds:
         if kind == "folder":
@@ -79,7 +79,7 @@ def test_setting_a_shard_aside_again_replaces_the_earlier_one(lane, kinds):
 
 def test_a_shard_that_cannot_be_opened_stays_in_place(lane, monkeypatch):
     lane.run()
-    path = lane.store.path(lane.shards[1]["id"])
+    path = lane.store.path(lane.shards[1].id)
     real = Path.open
 
     def refuse(self, *arguments, **more):
@@ -98,7 +98,7 @@ def test_a_sample_whose_shard_was_rewritten_is_not_copied_from_its_old_place(tmp
     """Another run rewrites the shard after this one looked, with the samples in another order."""
     lane.run()
     edited = Lane(tmp_path, make_samples(60)[1:])
-    name, find = lane.shards[0]["id"], edited.store.find_samples
+    name, find = lane.shards[0].id, edited.store.find_samples
 
     def then_changed(keys):
         found = find(keys)

@@ -13,7 +13,7 @@ import generate_responses as program
 from aerie.chat.template import ChatTemplate
 from aerie.common import leases
 from aerie.common.errors import InputError
-from aerie.common.files import write_json, write_json_lines
+from aerie.common.files import write_json_lines
 from aerie.common.leases import lease_path
 from aerie.engine.protocol import Answer
 from aerie.generation import generate as generating
@@ -23,6 +23,7 @@ from aerie.generation.conversation import converse
 from aerie.generation.generate import generate
 from aerie.generation.manifest import ResponsesManifest, count_answers, load_answers
 from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
+from support.models import make_fingerprint
 from support.processes import Clock
 
 SAMPLING = Sampling(temperature=0.0, top_p=1.0, max_tokens=8, max_length=200, seed=0)
@@ -264,8 +265,8 @@ def test_program_answers_what_is_missing(tmp_path, tiny_verifier, template, monk
     splits = {"train": records(6), "heldout": records(9)[6:]}
     for name, rows in splits.items():
         write_json_lines(tmp_path / f"{name}.jsonl.zst", rows)
-    fingerprint = {"path": str(tiny_verifier), "fingerprint": "f" * 32, "tokenizer": "t" * 32}
-    write_json(tmp_path / "verifier", {**fingerprint, "num_layers": 30, "hidden_size": 128})
+    fingerprint = make_fingerprint(path=str(tiny_verifier), hidden_size=128)
+    fingerprint.write(tmp_path / "verifier")
     settings = {
         "generation": {"max_tokens": 8},
         "samples": {"max_length": 200},
@@ -282,7 +283,9 @@ def test_program_answers_what_is_missing(tmp_path, tiny_verifier, template, monk
         "output": tmp_path / "manifest.json",
     }
     engine, options = FakeEngine(template), {}
-    monkeypatch.setattr(generating, "Engine", lambda *_, **more: options.update(more) or engine)
+    monkeypatch.setattr(
+        generating, "InProcessEngine", lambda *_, **more: options.update(more) or engine
+    )
     monkeypatch.setattr(sys, "argv", ["x", *(f"--{k}={v}" for k, v in given.items())])
     program.main()
     made = ResponsesManifest.read(given["output"])

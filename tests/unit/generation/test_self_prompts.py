@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 import write_prompts as program
 from aerie.chat.template import ChatTemplate
 from aerie.common.errors import InputError
-from aerie.common.files import read_json_lines, write_json
+from aerie.common.files import read_json_lines
 from aerie.config import SelfPrompts, load_config
 from aerie.corpus.conversations import conversations
 from aerie.corpus.report import Tally
@@ -26,6 +26,7 @@ from aerie.generation.self_prompts import (
 )
 from aerie.generation.self_prompts_report import SelfPromptsReport
 from support import models
+from support.models import make_fingerprint
 
 START, END = 1, 2  # <|im_start|> and <|im_end|> of the tokenizer in support/models.py
 THINGS = ["lake", "apple", "letter", "train", "boat", "road", "plan", "friend", "sun", "child"]
@@ -291,9 +292,9 @@ def test_verifier_may_be_the_only_source():
 def test_program_writes_a_source_of_the_corpus(tmp_path, template, monkeypatch):
     tokenizer_of(tmp_path / "verifier")
     fingerprint = tmp_path / "fingerprint.json"
-    write_json(fingerprint, {"path": str(tmp_path / "verifier"), "fingerprint": "f"})
+    make_fingerprint(path=str(tmp_path / "verifier")).write(fingerprint)
     engine = FakeEngine(template)
-    monkeypatch.setattr(self_prompts, "Engine", lambda *_, **__: engine.start(None))
+    monkeypatch.setattr(self_prompts, "InProcessEngine", lambda *_, **__: engine.start(None))
     output, report = tmp_path / "self.jsonl.zst", tmp_path / "self.json"
     values = {"--verifier": fingerprint, "--store": tmp_path / "store"}
     settings = {"self_prompts": {"number": 12}, "engine": {}, "verifier": {}}

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from aerie.common.files import write_json
+from aerie.extraction.extractor import LaneCounts
 from aerie.extraction.run import describe_lane
 from aerie.extraction.work import LaneWork
 from support.finished_run import SPECULATORS, WIDTH, bits, empty_store, export, take_in
@@ -89,7 +90,7 @@ def test_an_export_prints_the_command_that_imports_it(finished, to, answers):
     assert status == 0, text
     assert "8 samples" in text
     assert "no known layout" not in text  # its own files beside the samples
-    assert LaneWork(store, finished.rows, finished.shards).to_extract() == []
+    assert LaneWork(store, finished.rows, finished.shards).number_to_extract() == 0
 
 
 def test_files_of_unknown_layout_are_counted(finished):
@@ -133,7 +134,7 @@ def test_export_refuses_a_file_as_its_folder(finished):
 def test_export_ignores_the_manifests_of_former_lanes(finished):
     """`hidden_states.lanes` was 2 and is 1: lane-1.json is left, and names what lane 0 has too."""
     work = LaneWork(finished.store, finished.rows, finished.shards)
-    describe_lane(work, {}, 0.0).write(finished.lane(0))
+    describe_lane(work, LaneCounts(), 0.0).write(finished.lane(0))
     target = export(finished, "speculators")
     assert "8 samples" in finished.text
     assert len(list(target.glob("hidden_states/*"))) == 8

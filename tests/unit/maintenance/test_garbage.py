@@ -19,7 +19,7 @@ from support.finished_run import make_row, spoil
 def unnamed(finished) -> Path:
     """A shard that no manifest names."""
     row, states = make_row(finished.verifier, 50)
-    shard = plan_shard("train", [row]).as_json()["id"]
+    shard = plan_shard("train", [row]).id
     write_shard(finished.store, shard, [Sample(row.id, torch.tensor(row.input_ids), states)], {})
     return finished.store.path(shard)
 

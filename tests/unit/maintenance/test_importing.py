@@ -39,14 +39,14 @@ def test_speculators_files_are_imported_bit_for_bit(finished):
     assert "8 samples" in text
     # The next run extracts nothing: it finds all samples by their tokens.
     work = LaneWork(store, finished.rows, finished.shards)
-    assert work.to_extract() == []
+    assert work.number_to_extract() == 0
     for row in finished.rows.values():
         path, number = work.found[sample_key(row.input_ids)]
         with Shard(path) as shard:
             assert shard.convention == finished.convention
             sample = shard.read(number)
         assert torch.equal(bits(sample.states), bits(finished.states[row.id]))
-    assert not any(store.has(s["id"]) for s in finished.shards)  # so the import names them
+    assert not any(store.has(s.id) for s in finished.shards)  # so the import names them
     assert finished.call("verify")[0] == 1  # the run's own shards are gone
     shutil.rmtree(finished.folder / "results/demo/hidden_states")
     shutil.rmtree(finished.folder / "results/demo")
@@ -93,7 +93,7 @@ def test_older_pt_files_are_imported(finished):
     store = empty_store(finished)
     status, text = take_in(finished, folder, SPECULATORS)
     assert status == 0, text
-    assert LaneWork(store, finished.rows, finished.shards).to_extract() == []
+    assert LaneWork(store, finished.rows, finished.shards).number_to_extract() == 0
 
 
 class Hostile:
@@ -286,7 +286,7 @@ def test_import_refuses_a_wrong_convention(finished, of, stated, message):
 @pytest.mark.parametrize(
     ("ids", "counting", "message"),
     [
-        ([1, 2, 4, 6], "entering", "is added by itself"),
+        ([1, 2, 4, 6], "entering", "is added automatically"),
         ([1, 2, 5], "output", "counted by output are"),
         ([4, 2, 1], "entering", "in order"),
     ],

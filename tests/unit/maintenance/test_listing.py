@@ -14,8 +14,8 @@ def test_list_counts_shards_and_names_their_runs(finished):
     found = json.loads(text)[finished.convention.key]
     assert status == 0
     by_id = {s["id"]: s for s in found}
-    assert by_id[finished.shards[2]["id"]]["runs"] == ["demo", "other"]
-    shard = by_id[finished.shards[0]["id"]]
+    assert by_id[finished.shards[2].id]["runs"] == ["demo", "other"]
+    shard = by_id[finished.shards[0].id]
     tokens = sum(len(r.input_ids) for r, _ in finished.groups[0])
     assert (shard["samples"], shard["tokens"], shard["runs"]) == (3, tokens, ["demo"])
     assert shard["bytes"] == finished.path(0).stat().st_size
@@ -28,7 +28,7 @@ def test_list_counts_shards_and_names_their_runs(finished):
 
 
 def test_show_prints_each_samples_norms(finished):
-    status, text = finished.call("show", finished.shards[0]["id"][:12], "--json")
+    status, text = finished.call("show", finished.shards[0].id[:12], "--json")
     found = json.loads(text)
     assert status == 0
     row, states = finished.groups[0][1]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aerie.common.files import write_json
+from aerie.extraction.extractor import LaneCounts
 from aerie.extraction.run import describe_lane
 from aerie.extraction.work import LaneWork
 from aerie.samples.shards import plan_shard
@@ -51,7 +52,7 @@ def test_verify_names_a_damaged_shard_and_sets_it_aside(finished, kind):
 
 def test_a_shard_under_another_shards_name_is_foreign(finished):
     shutil.copy(finished.path(0), finished.path(1))
-    status, text = finished.call("verify", finished.shards[1]["id"][:10])
+    status, text = finished.call("verify", finished.shards[1].id[:10])
     assert status == 1
     assert "its samples are not those of its name" in text
 
@@ -60,7 +61,7 @@ def test_a_shard_of_another_convention_is_foreign(finished):
     other = Store(finished.root, Convention("f" * 32, (0, 2, 4, LAYERS), WIDTH))
     group = finished.groups[1]
     samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in group]
-    shutil.copy(other.write(finished.shards[1]["id"], samples), finished.path(1))
+    shutil.copy(other.write(finished.shards[1].id, samples), finished.path(1))
     status, text = finished.call("verify")
     assert status == 1
     assert f"belongs to convention {other.convention.key}" in text
@@ -73,7 +74,7 @@ def test_verify_finds_states_that_a_broken_writer_let_pass(finished, monkeypatch
     monkeypatch.setattr("aerie.states.shard_writer.check_states", lambda *_: None)
     samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in finished.groups[1][1:]]
     samples.insert(0, Sample(row.id, torch.tensor(row.input_ids), states))
-    finished.store.write(finished.shards[1]["id"], samples)
+    finished.store.write(finished.shards[1].id, samples)
     status, text = finished.call("verify")
     assert status == 1
     assert "NaN or infinity" in text
@@ -104,7 +105,7 @@ def test_facts_of_a_shard_without_kept_samples_stay_while_a_run_wants_it(finishe
     write_nothing_kept(path, {sample_key(row.input_ids): "too long" for row in rows})
     work = LaneWork(finished.store, finished.rows, finished.shards[1::2])
     assert work.missing == []
-    describe_lane(work, {}, 0.0).write(finished.lane(1))
+    describe_lane(work, LaneCounts(), 0.0).write(finished.lane(1))
     for command in ("verify", "list", "gc"):
         status, text = finished.call(command)
         assert status == 0, text
@@ -129,18 +130,18 @@ def test_a_shard_that_lacks_only_quarantined_samples_is_whole(finished):
     first, *others = finished.groups[1]
     samples = [Sample(r.id, torch.tensor(r.input_ids), s) for r, s in others]
     left_out = {sample_key(first[0].input_ids): "too long"}
-    write_shard(finished.store, finished.shards[1]["id"], samples, left_out)
+    write_shard(finished.store, finished.shards[1].id, samples, left_out)
     work = LaneWork(finished.store, finished.rows, [finished.shards[1]])
-    describe_lane(work, {}, 0.0).write(finished.lane(1))
+    describe_lane(work, LaneCounts(), 0.0).write(finished.lane(1))
     status, text = finished.call("verify")
     assert (status, "3 shards with" in text) == (0, True), text
     # Also where the run that wanted it is not known.
     status, text = finished.call("--results", finished.folder, "verify")
     assert (status, "3 shards with" in text) == (0, True), text
     # Under another's name it is foreign all the same.
-    write_shard(finished.store, finished.shards[0]["id"], samples, left_out)
+    write_shard(finished.store, finished.shards[0].id, samples, left_out)
     finished.path(0).replace(finished.path(1))
-    status, text = finished.call("verify", finished.shards[1]["id"])
+    status, text = finished.call("verify", finished.shards[1].id)
     assert "its samples are not those of its name" in text
 
 
@@ -151,7 +152,7 @@ def test_fp8_states_rounded_to_zero_are_not_damage(finished):
     states[0, -1] *= 50_000
     store = Store(finished.root, Convention("f" * 32, IDS, WIDTH, "fp8"))
     sample = Sample(row.id, torch.tensor(row.input_ids), states)
-    store.write(plan_shard("train", [row]).as_json()["id"], [sample])
+    store.write(plan_shard("train", [row]).id, [sample])
     status, text = finished.call("verify")
     assert (status, "4 shards with" in text) == (0, True), text
 
@@ -160,7 +161,7 @@ def test_a_shard_of_another_version_is_named_and_left_alone(finished, monkeypatc
     monkeypatch.setattr("aerie.common.versions.SHARD_VERSION", 1)
     row, states = make_row(finished.verifier, 50)
     store = Store(finished.root, finished.convention)
-    shard = plan_shard("train", [row]).as_json()["id"]
+    shard = plan_shard("train", [row]).id
     path = store.write(shard, [Sample(row.id, torch.tensor(row.input_ids), states)])
     monkeypatch.setattr("aerie.common.versions.SHARD_VERSION", 2)
     for command in (("verify", "--set-aside"), ("list",), ("show", shard)):
@@ -186,7 +187,7 @@ def test_a_folder_or_link_under_a_shards_name_stops_no_command(finished, kind):
         status, text = finished.call(command)
         assert status == (command == "verify"), text
         assert command == "gc" or "not a whole shard" in text
-    assert finished.call("show", finished.shards[1]["id"])[0] == 77
+    assert finished.call("show", finished.shards[1].id)[0] == 77
     assert "repair: move the file aside" in text
     finished.call("verify", "--set-aside")
     assert not os.path.lexists(path)

@@ -5,10 +5,10 @@ from aerie.chat.template import ChatTemplate
 from aerie.common.errors import InputError
 from aerie.config import Samples
 from aerie.samples.conversion import Dropped, sample_of_conversation, samples_of_answer
+from aerie.samples.counting import RecordCounter, summarize
 from aerie.samples.file import TokenizedSample, read_samples, write_samples
 from aerie.samples.shards import plan_shard
 from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
-from aerie.samples.tally import Tally, summarize
 
 SETTINGS = Samples(max_length=64, min_supervised_tokens=3)
 RECORD = {"id": "r", "source": "s", "messages": [{"role": "user", "content": "hi"}]}
@@ -130,7 +130,7 @@ def test_shard_id_depends_on_tokens_and_their_order():
 
 
 def test_reasons_are_counted_with_three_examples():
-    tally = Tally()
+    tally = RecordCounter()
     for number in range(5):
         tally.drop(f"r{number}", "too short")
     report = tally.report([], 0)

@@ -8,10 +8,11 @@ import pytest
 
 import tokenize_samples
 from aerie.common.errors import InputError
-from aerie.common.files import write_json, write_json_lines
+from aerie.common.files import write_json_lines
 from aerie.samples.file import read_samples
 from aerie.samples.report import SamplesReport
 from aerie.samples.shards import ShardList
+from support.models import make_fingerprint
 
 STRICT = """{{% for m in messages %}}{{% if m.role == 'system' %}}
 {{{{ raise_exception('no system here') }}}}{{% endif %}}{{% endfor %}}{}"""
@@ -33,7 +34,7 @@ def tokenize(tmp_path, tiny_verifier, monkeypatch):
         ]
         write_json_lines(tmp_path / "train.jsonl.zst", records)
         write_json_lines(tmp_path / "heldout.jsonl.zst", [])
-        write_json(tmp_path / "verifier.json", {"path": str(folder), "fingerprint": "f" * 32})
+        make_fingerprint(path=str(folder)).write(tmp_path / "verifier.json")
         settings = {
             "samples": {
                 "max_length": 64,

@@ -12,7 +12,7 @@ EXAMPLES = 3
 """Records named for each reason."""
 
 
-class Tally:
+class RecordCounter:
     """Counts records as they are tokenized."""
 
     def __init__(self) -> None:
