@@ -28,18 +28,19 @@ def kind(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Decide which tests stay together when several processes run them (`--dist loadgroup`).
 
     Tests that start an engine run one after the other, because two engines would compete for cores
     and memory. Those on Slurm mostly wait. All others stay with their module, so that its fixtures
-    are made once.
+    are made once. Here, because pytest-xdist reads the groups before other hooks see all tests.
     """
+    whole = kind(item) in ("engine", "slurm")
+    item.add_marker(pytest.mark.xdist_group(kind(item) if whole else item.path.stem))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.index(kind(item)))
-    for item in items:
-        whole = kind(item) in ("engine", "slurm")
-        item.add_marker(pytest.mark.xdist_group(kind(item) if whole else item.path.stem))
 
 
 @pytest.hookimpl(tryfirst=True)
