@@ -73,7 +73,7 @@ inspect: $(ENV_READY) ## show samples in colour (RECORDS=file VERIFIER=folder; M
 		--verifier $(or $(VERIFIER),$(firstword $(wildcard $(STORE)/verifiers/*)))
 
 test: $(DEV_READY) ## run the tests (PYTEST_ARGS="-m 'not engine'": the quick ones)
-	@.venv/bin/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slurm: $(DEV_READY) ## run only the Slurm tests, on a cluster of one node (as root: installs slurm-wlm and munge)
 	@.venv/bin/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from support.models import make_verifier
 from support.project import Project
@@ -28,19 +30,27 @@ def kind(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Decide which tests stay together when several processes run them (`--dist loadgroup`).
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.index(kind(item)))
+
+
+class Scheduler(LoadScopeScheduling):
+    """Decides which tests stay together when several processes run them.
 
     Tests that start an engine run one after the other, because two engines would compete for cores
     and memory. Those on Slurm mostly wait. All others stay with their module, so that its fixtures
-    are made once. Here, because pytest-xdist reads the groups before other hooks see all tests.
+    are made once. (The marker `xdist_group` has no effect with pytest 9.2 and pytest-xdist 3.8.)
     """
-    whole = kind(item) in ("engine", "slurm")
-    item.add_marker(pytest.mark.xdist_group(kind(item) if whole else item.path.stem))
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.split("::")[0]
+        folder = module.split("/")[1]
+        return folder if folder in ("engine", "slurm") else module
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.index(kind(item)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduler:
+    return Scheduler(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

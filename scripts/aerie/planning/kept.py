@@ -7,7 +7,6 @@ from typing import Any
 from aerie.config import Config
 from aerie.planning.counts import Counts, Ids
 from aerie.samples.shards import ShardList
-from aerie.verifier.compatibility import resolve_layer_ids
 from aerie.verifier.fingerprint import Fingerprint
 
 LARGEST_ANSWERS = 200 * 2**20
@@ -33,13 +32,7 @@ def find_kept(config: Config, run: Path, fingerprint: Fingerprint | None, counts
     counts.shards = max(1, round(counts.samples / config.hidden_states.samples_per_shard))
     if not fingerprint or fingerprint.source != config.verifier.source:
         return Kept()
-    convention = Convention(
-        fingerprint.fingerprint,
-        tuple(resolve_layer_ids(config.hidden_states.aux_layer_ids, fingerprint.num_layers)),
-        fingerprint.hidden_size,
-        config.hidden_states.format,
-        config.hidden_states.last_state,
-    )
+    convention = Convention.of(fingerprint, config.hidden_states)
     store = Store(Path(config.store), convention)
     generating = config.generation.mode == "generate"
     if counts.tokenized:
