@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from aerie.chat.tracing import Mark, Source, Traced, trace
+from aerie.chat.tracing import Mark, Origin, Traced, trace
 from aerie.chat.unverified import Unverified
 
 Message = dict[str, Any]
@@ -69,8 +69,8 @@ def trace_message(index: int, message: Message) -> Message:
         traced["content"] = Traced(
             content,
             [
-                Mark(0, cut, Source(index, role, "reasoning_content")),
-                Mark(cut, len(content), Source(index, role, "content")),
+                Mark(0, cut, Origin(index, role, "reasoning_content")),
+                Mark(cut, len(content), Origin(index, role, "content")),
             ],
         )
     return traced

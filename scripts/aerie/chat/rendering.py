@@ -9,7 +9,7 @@ from aerie.chat.messages import Message, plain_messages, trace_message, with_tex
 from aerie.chat.tracing import (
     RESERVED,
     Mark,
-    Source,
+    Origin,
     Traced,
     compile_template,
     fixed_strftime,
@@ -22,7 +22,7 @@ from aerie.chat.unverified import Unverified
 class RenderedTurn(NamedTuple):
     """Neighbouring marks of one message in a rendering."""
 
-    source: Source
+    source: Origin
     marks: list[Mark]
 
     @property

@@ -26,7 +26,7 @@ FIXED_DATE = datetime(2024, 7, 26)
 RESERVED = "\U0010fdd0\U0010fdd1\U0010fdd2"
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Where text came from: index of the message (-1: the tools), its role and the field."""
 
     message: int
@@ -39,7 +39,7 @@ class Mark(NamedTuple):
 
     start: int
     end: int
-    source: Source
+    source: Origin
 
 
 class Traced(str):
@@ -215,7 +215,7 @@ def _join(separator: str, parts: Iterable[str]) -> Traced:
 def trace(value: Any, message: int, role: str, field: str) -> Any:
     """`value` with every string in it, keys included, traced to the given source."""
     if isinstance(value, str):
-        return Traced(value, [Mark(0, len(value), Source(message, role, field))])
+        return Traced(value, [Mark(0, len(value), Origin(message, role, field))])
     if isinstance(value, dict):
         return {
             trace(k, message, role, field): trace(v, message, role, field) for k, v in value.items()

@@ -31,7 +31,7 @@ STYLES = {"supervised": "bold green", "control": "magenta", "rest": "dim"}
 BRACKETS = "⟦", "⟧"  # around supervised text where there are no colours
 
 
-class Sample(NamedTuple):
+class ShownSample(NamedTuple):
     """A conversation as tokens: `ids` and `mask` have the same length."""
 
     conversation: Conversation
@@ -51,7 +51,7 @@ class Findings:
         self.with_dropped_fields = 0
         self.lengths: list[int] = []
         self.supervised: list[int] = []
-        self._picked: list[tuple[int, int, Sample]] = []
+        self._picked: list[tuple[int, int, ShownSample]] = []
 
     def drop(self, reason: str, conversation: Conversation) -> None:
         self.numbers[reason] += 1
@@ -59,7 +59,7 @@ class Findings:
         if len(examples) < 3:
             examples.append(beginning(conversation))
 
-    def keep(self, sample: Sample) -> None:
+    def keep(self, sample: ShownSample) -> None:
         self.kept += 1
         self.lengths.append(len(sample.ids))
         self.supervised.append(sum(sample.mask))
@@ -70,7 +70,7 @@ class Findings:
             heapq.heappop(self._picked)
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[ShownSample]:
         return [sample for _, _, sample in sorted(self._picked, key=lambda p: p[1])]
 
 
@@ -125,10 +125,10 @@ def _make_samples(
             findings.with_dropped_fields += bool(dropped)
             if mode == "generate":
                 ids = chat.prompt_ids(first_turn(conversation), tools)
-                sample = Sample(conversation, ids, [False] * len(ids))
+                sample = ShownSample(conversation, ids, [False] * len(ids))
             else:
                 masked = chat.mask(messages, tools, limits.supervise_reasoning)
-                sample = Sample(conversation, masked.input_ids, masked.loss_mask)
+                sample = ShownSample(conversation, masked.input_ids, masked.loss_mask)
         except Unverified as error:
             findings.drop(error.reason, conversation)
             continue
@@ -144,7 +144,7 @@ def _make_samples(
     return findings
 
 
-def _sample_text(chat: ChatTemplate, sample: Sample, colours: bool, limit: int) -> Text:
+def _sample_text(chat: ChatTemplate, sample: ShownSample, colours: bool, limit: int) -> Text:
     """A sample for the terminal, with about `limit` characters of every run of one kind."""
     control = chat.control_ids
     kinds = [(i in control, m) for i, m in zip(sample.ids, sample.mask, strict=True)]

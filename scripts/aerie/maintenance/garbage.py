@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.common.errors import InputError
+from aerie.common.formatting import as_bytes
 from aerie.common.leases import Leases
-from aerie.maintenance.listing import file_bytes, shard_files, size_text
+from aerie.maintenance.listing import file_bytes, shard_files
 from aerie.maintenance.references import References, read_references
 from aerie.states.facts import nothing_kept
 from aerie.states.store import QUARANTINE
@@ -92,7 +93,7 @@ def collect_garbage(store: Path, results: list[Path], named: bool, delete: bool)
     found = find_garbage(store, references)
     kept = 0
     for item in list(found):
-        print(f"{size_text(item.bytes):>9}  {item.path}  ({item.why})")
+        print(f"{as_bytes(item.bytes):>11}  {item.path}  ({item.why})")
         try:
             if delete:
                 _delete(item.path)
@@ -102,7 +103,7 @@ def collect_garbage(store: Path, results: list[Path], named: bool, delete: bool)
             kept += 1
     total = sum(item.bytes for item in found)
     print(
-        f"{len(found)} files, {total} bytes ({size_text(total)}) "
+        f"{len(found)} files, {total} bytes ({as_bytes(total)}) "
         + ("deleted" if delete else "could be deleted: `store.py gc --delete`")
         + (f"; {kept} could not be" if kept else "")
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.common.errors import AerieError, InputError
+from aerie.common.formatting import as_bytes
 from aerie.maintenance.references import References, read_references, without_path
 from aerie.states.shard import Shard
 
@@ -33,14 +34,6 @@ def file_bytes(path: Path) -> int:
     if path.is_dir():
         return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     return path.stat().st_size if path.exists() else 0
-
-
-def size_text(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} TB"
 
 
 def summarize_shard(path: Path, references: References) -> dict[str, Any]:
@@ -92,17 +85,17 @@ def list_store(store: Path, results: list[Path], as_json: bool) -> None:
                 f"  verifier {first['verifier'][:12]}, layers {first['layer_ids']}, width "
                 f"{first['hidden_size']}, {first['format']}\n"
                 f"  {len(whole)} shards, {sum(s['samples'] for s in whole)} samples, "
-                f"{sum(s['tokens'] for s in whole)} tokens, {size_text(total)}, "
+                f"{sum(s['tokens'] for s in whole)} tokens, {as_bytes(total)}, "
                 f"{total / max(1, raw):.3f} of raw"
             )
         for shard in shards:
             runs = ", ".join(shard["runs"]) or "no run"
             if "error" in shard:
-                print(f"  {shard['id']}  {size_text(shard['bytes'])}  {shard['error']}  ({runs})")
+                print(f"  {shard['id']}  {as_bytes(shard['bytes'])}  {shard['error']}  ({runs})")
             else:
                 print(
                     f"  {shard['id']}  {shard['samples']:4} samples {shard['tokens']:8} tokens "
-                    f"{size_text(shard['bytes']):>9}  {shard['ratio']:.3f}  {runs}"
+                    f"{as_bytes(shard['bytes']):>11}  {shard['ratio']:.3f}  {runs}"
                 )
     if not conventions:
         print(f"{store}: no shards")

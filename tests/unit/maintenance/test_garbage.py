@@ -120,7 +120,7 @@ def test_gc_names_what_it_could_not_delete(finished, unnamed, monkeypatch):
         status, text = finished.call("gc", "--delete")
     assert status == 1
     assert "not deleted: Permission denied" in text
-    assert "0 files, 0 bytes (0 B) deleted; 2 could not be" in text
+    assert "0 files, 0 bytes (0 bytes) deleted; 2 could not be" in text
     assert unnamed.is_file()
 
 
